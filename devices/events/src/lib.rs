@@ -1,0 +1,1 @@
+//! A small epoll loop whose registrations own their descriptors.

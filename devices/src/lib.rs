@@ -1,0 +1,1 @@
+//! Virtio-mmio transport, vsock, serial console: no KVM types.

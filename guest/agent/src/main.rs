@@ -1,0 +1,3 @@
+//! The guest's init: runs workloads and streams their output over vsock.
+
+fn main() {}

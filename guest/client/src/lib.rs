@@ -1,0 +1,1 @@
+//! The host's session library: connect, hello, exec.

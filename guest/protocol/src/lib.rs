@@ -1,0 +1,1 @@
+//! The host-agent wire protocol: frames, state machines, limits.

@@ -1,0 +1,1 @@
+//! Generations of a sandbox, and later its snapshots.

@@ -1,0 +1,3 @@
+//! The project's own tools: setup, image, kernel, nest, test, bench.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! A KVM microVM monitor with an integrated guest agent.

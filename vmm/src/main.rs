@@ -1,0 +1,3 @@
+//! A KVM microVM monitor with an integrated guest agent.
+
+fn main() {}
