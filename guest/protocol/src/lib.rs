@@ -1,6 +1,7 @@
 //! The host-agent wire protocol: frames, state machines, limits.
 
 pub mod cause;
+pub mod exec;
 pub mod frame;
 pub mod generation;
 pub mod hello;
