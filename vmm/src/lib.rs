@@ -1,1 +1,13 @@
 //! A KVM microVM monitor with an integrated guest agent.
+
+pub mod acpi;
+pub mod boot;
+pub mod bus;
+pub mod cpuid;
+pub mod exits;
+pub mod kvm;
+pub mod layout;
+pub mod machine;
+pub mod memory;
+pub mod msr;
+mod vcpu;

@@ -1,0 +1,84 @@
+//! How a machine ends, told apart, and the one place where the first reason is kept.
+
+use std::fmt;
+use std::sync::Mutex;
+
+use vmm_events::Waker;
+
+/// Why a machine stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ExitReason {
+    /// The guest powered off (sleep control register).
+    Shutdown,
+    /// The guest asked for a reset (reset register or keyboard controller).
+    Reset,
+    /// The guest faulted while handling a double fault: it has no working exception handlers.
+    TripleFault,
+    /// The guest's kernel panicked; with its message where the console has one.
+    Panic(Option<String>),
+    /// We stopped it.
+    Stopped,
+    /// KVM cannot go on; says where the guest was.
+    Failed(String),
+}
+
+impl fmt::Display for ExitReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shutdown => f.write_str("the guest powered off"),
+            Self::Reset => f.write_str("the guest asked for a reset"),
+            Self::TripleFault => f.write_str("the guest's CPU shut down after a triple fault"),
+            Self::Panic(None) => f.write_str("the guest's kernel panicked"),
+            Self::Panic(Some(message)) => write!(f, "the guest's kernel panicked: {message}"),
+            Self::Stopped => f.write_str("the machine was stopped"),
+            Self::Failed(report) => write!(f, "the machine failed: {report}"),
+        }
+    }
+}
+
+/// Keeps the first reason and wakes the device loop with it.
+pub(crate) struct Outcome {
+    reason: Mutex<Option<ExitReason>>,
+    waker: Waker,
+}
+
+impl Outcome {
+    pub(crate) fn new(waker: Waker) -> Self {
+        Self {
+            reason: Mutex::new(None),
+            waker,
+        }
+    }
+
+    /// Records `reason` unless there is one already; whoever ends the machine first has said why.
+    pub(crate) fn end(&self, reason: ExitReason) {
+        lock(&self.reason).get_or_insert(reason);
+        self.waker.wake();
+    }
+
+    pub(crate) fn reason(&self) -> Option<ExitReason> {
+        lock(&self.reason).clone()
+    }
+}
+
+/// Locks a mutex whose data is whole after any panic of a holder (one assignment each).
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_reason_is_kept() {
+        let outcome = Outcome::new(Waker::new().unwrap());
+        assert_eq!(outcome.reason(), None);
+        outcome.end(ExitReason::Reset);
+        outcome.end(ExitReason::Stopped);
+        assert_eq!(outcome.reason(), Some(ExitReason::Reset));
+    }
+}

@@ -1,0 +1,286 @@
+//! A whole machine: built from its configuration, run on the caller's thread until it ends.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvm_ioctls::{Kvm, VmFd};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm_events::{Answer, Interest, Poller, Waker};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::boot::{cmdline, initramfs, kernel, params, registers};
+use crate::bus::{Bus, Console};
+use crate::cpuid::{self, Topology};
+use crate::exits::{ExitReason, Outcome};
+use crate::kvm::{self, Capabilities, call};
+use crate::layout::{ACPI, SERIAL_GSI};
+use crate::vcpu::{Running, Vcpu};
+use crate::{acpi, memory, msr};
+
+/// Most vCPUs of a machine.
+pub const MAX_CPUS: u8 = 32;
+
+/// What a machine is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Guest memory in bytes.
+    pub memory: u64,
+    /// vCPUs, 1 to [`MAX_CPUS`].
+    pub cpus: u8,
+    /// An x86-64 ELF or a bzImage.
+    pub kernel: PathBuf,
+    /// A cpio archive, plain or compressed.
+    pub initramfs: Option<PathBuf>,
+    /// The guest agent to append to the initramfs.
+    pub agent: Option<&'static [u8]>,
+    /// The kernel's command line.
+    pub cmdline: String,
+}
+
+/// Why a machine could not be built or started.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Too many vCPUs, or none.
+    #[error("{0} vCPUs: use --cpus 1 to {max}", max = MAX_CPUS)]
+    Cpus(u8),
+    /// The host's KVM.
+    #[error(transparent)]
+    Kvm(#[from] kvm::Error),
+    /// Guest memory.
+    #[error(transparent)]
+    Memory(#[from] memory::Error),
+    /// The kernel.
+    #[error(transparent)]
+    Kernel(#[from] kernel::Error),
+    /// The initramfs.
+    #[error(transparent)]
+    Initramfs(#[from] initramfs::Error),
+    /// The command line.
+    #[error(transparent)]
+    Cmdline(#[from] cmdline::Error),
+    /// Boot data does not fit.
+    #[error("guest memory is too small for boot data: use a larger --memory")]
+    Write(#[from] vm_memory::GuestMemoryError),
+    /// No descriptor or epoll instance left.
+    #[error("cannot set up the device loop")]
+    Events(#[from] vmm_events::Error),
+    /// No descriptor left.
+    #[error("cannot create an event descriptor")]
+    Descriptor(#[source] io::Error),
+    /// A list for KVM did not fit.
+    #[error("cannot build the list of {0}")]
+    List(&'static str),
+}
+
+/// Ends a machine from any thread.
+#[derive(Clone)]
+pub struct Handle {
+    outcome: Arc<Outcome>,
+}
+
+impl Handle {
+    /// Stops the machine at once, like pulling its plug. `run` then returns [`ExitReason::Stopped`], unless the
+    /// guest has ended it first.
+    pub fn stop(&self) {
+        self.outcome.end(ExitReason::Stopped);
+    }
+}
+
+/// A machine that is ready to run.
+///
+/// Fields drop in order: vCPUs and the machine go before the memory that they use.
+pub struct Machine {
+    vcpus: Vec<Vcpu>,
+    bus: Arc<Bus>,
+    poller: Poller<Token>,
+    outcome: Arc<Outcome>,
+    waker: Waker,
+    _vm: VmFd,
+    memory: GuestMemoryMmap,
+}
+
+/// Whom an event of the device loop is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Token {
+    /// The machine has ended.
+    End,
+}
+
+impl Machine {
+    /// Builds a machine on `/dev/kvm`. What the guest writes to its serial port goes to `console`.
+    ///
+    /// # Errors
+    /// All of [`Error`]; nothing is left behind.
+    pub fn build(config: &Config, console: Console) -> Result<Self, Error> {
+        Self::build_on(Path::new(kvm::DEVICE), config, console)
+    }
+
+    /// Builds a machine on another KVM device.
+    ///
+    /// # Errors
+    /// As for [`Machine::build`].
+    pub fn build_on(device: &Path, config: &Config, console: Console) -> Result<Self, Error> {
+        // What can be wrong with the user's input comes before anything that costs time.
+        if !(1..=MAX_CPUS).contains(&config.cpus) {
+            return Err(Error::Cpus(config.cpus));
+        }
+        memory::check(config.memory)?;
+        cmdline::check(&config.cmdline, None)?;
+        let kernel_file = kernel::open(&config.kernel)?;
+        let archive = match &config.initramfs {
+            Some(path) => Some((initramfs::open(path)?, path.as_path())),
+            None => None,
+        };
+        let kvm = kvm::open(device)?;
+        let capabilities = Capabilities::ask(&kvm)?;
+        if usize::from(config.cpus) > capabilities.max_cpus {
+            return Err(Error::Cpus(config.cpus));
+        }
+
+        let memory = memory::create(config.memory)?;
+        let vm = kvm::create_vm(&kvm)?;
+        kvm::furnish(&vm, &memory)?;
+
+        let kernel = kernel::load(&memory, kernel_file, &config.kernel)?;
+        let initramfs = initramfs::load(&memory, archive, config.agent, kernel.end)?;
+        let limit = kernel.header.map(|header| header.cmdline_size);
+        cmdline::write(&memory, &config.cmdline, limit)?;
+        params::write(&memory, kernel.header, initramfs)?;
+        registers::write_tables(&memory)?;
+        memory.write_slice(&acpi::build(config.cpus, 0), GuestAddress(ACPI))?;
+
+        let serial = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::Descriptor)?;
+        vm.register_irqfd(&serial, SERIAL_GSI)
+            .map_err(call("KVM_IRQFD"))?;
+        let bus = Arc::new(Bus::new(console, serial, Vec::new()));
+
+        let vcpus = vcpus(&kvm, &vm, config.cpus, capabilities, kernel.entry)?;
+        let waker = Waker::new()?;
+        let outcome = Arc::new(Outcome::new(waker.clone()));
+        Ok(Self {
+            vcpus,
+            bus,
+            poller: Poller::new()?,
+            outcome,
+            waker,
+            _vm: vm,
+            memory,
+        })
+    }
+
+    /// A handle to stop it with.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle {
+            outcome: self.outcome.clone(),
+        }
+    }
+
+    /// Guest memory, shared with the machine.
+    #[must_use]
+    pub fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    /// Accesses of the guest to addresses that nobody owns are counted here.
+    #[must_use]
+    pub fn bus(&self) -> &Arc<Bus> {
+        &self.bus
+    }
+
+    /// Runs the machine: vCPUs in threads of their own, the device loop on this one, until it ends.
+    ///
+    /// # Errors
+    /// [`Error::Kvm`] when a thread cannot be started, [`Error::Events`] when the loop fails; all threads have
+    /// ended by then.
+    pub fn run(self) -> Result<ExitReason, Error> {
+        let Self {
+            vcpus,
+            bus,
+            mut poller,
+            outcome,
+            waker,
+            _vm,
+            memory,
+        } = self;
+        let stop = Arc::new(AtomicBool::new(false));
+        let _end = poller.register(waker, Interest::READ, Token::End)?;
+        let mut running = Threads {
+            threads: Vec::with_capacity(vcpus.len()),
+            stop: stop.clone(),
+        };
+        for vcpu in vcpus {
+            running
+                .threads
+                .push(vcpu.spawn(bus.clone(), outcome.clone(), stop.clone())?);
+        }
+        let reason = serve(&mut poller, &outcome);
+        drop(running);
+        drop((_vm, memory));
+        reason
+    }
+}
+
+/// The device loop: sleeps until a device has something to do or the machine has ended.
+fn serve(poller: &mut Poller<Token>, outcome: &Outcome) -> Result<ExitReason, Error> {
+    loop {
+        poller.wait(None)?;
+        while let Some(event) = poller.next_event() {
+            match event.token {
+                Token::End => {
+                    poller.answer(&event, Answer::Handled);
+                    if let Some(reason) = outcome.reason() {
+                        return Ok(reason);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// vCPU threads that are stopped and waited for, however the machine's run ends.
+struct Threads {
+    threads: Vec<Running>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for thread in &self.threads {
+            thread.kick();
+        }
+        for thread in self.threads.drain(..) {
+            thread.join();
+        }
+    }
+}
+
+fn vcpus(
+    kvm: &Kvm,
+    vm: &VmFd,
+    cpus: u8,
+    capabilities: Capabilities,
+    entry: u64,
+) -> Result<Vec<Vcpu>, Error> {
+    let supported = kvm
+        .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
+        .map_err(call("KVM_GET_SUPPORTED_CPUID"))?;
+    let msrs = msr::boot().map_err(|_| Error::List("boot MSRs"))?;
+    let mut vcpus = Vec::with_capacity(usize::from(cpus));
+    for id in 0..cpus {
+        let vcpu = Vcpu::create(vm, id)?;
+        let mut cpuid = supported.clone();
+        let topology = Topology {
+            cpus,
+            apic_id: id,
+            tsc_deadline: capabilities.tsc_deadline,
+        };
+        cpuid::filter(&mut cpuid, topology);
+        vcpu.configure(&cpuid, &msrs, (id == 0).then_some(entry))?;
+        vcpus.push(vcpu);
+    }
+    Ok(vcpus)
+}
