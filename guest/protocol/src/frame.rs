@@ -1,5 +1,7 @@
 //! Frames: a fixed header and a payload, and the incremental decoder that finds them in a byte stream.
 
+use std::ops::Range;
+
 use crate::message::{FrameKind, max_payload};
 
 /// Bytes of a frame's header.
@@ -131,6 +133,7 @@ pub struct Decoder {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    payload: Range<usize>,
     base: usize,
 }
 
@@ -153,6 +156,7 @@ impl Decoder {
             buffer: vec![0; base],
             start: 0,
             end: 0,
+            payload: 0..0,
             base,
         }
     }
@@ -181,19 +185,30 @@ impl Decoder {
         reason = "lends from the decoder, which an Iterator cannot"
     )]
     pub fn next(&mut self) -> Result<Option<Frame<'_>>, FrameError> {
+        let header = self.take()?;
+        Ok(header.map(|header| Frame {
+            header,
+            payload: self.payload(),
+        }))
+    }
+
+    /// Takes the next complete frame; its payload is then [`payload`](Self::payload).
+    pub(crate) fn take(&mut self) -> Result<Option<Header>, FrameError> {
         let Some(header) = self.header()? else {
             return Ok(None);
         };
-        let from = self.start + HEADER_LEN;
-        let to = from + header.length as usize;
-        if to > self.end {
+        let whole = HEADER_LEN + header.length as usize;
+        if self.end - self.start < whole {
             return Ok(None);
         }
-        self.start = to;
-        Ok(Some(Frame {
-            header,
-            payload: &self.buffer[from..to],
-        }))
+        self.payload = self.start + HEADER_LEN..self.start + whole;
+        self.start += whole;
+        Ok(Some(header))
+    }
+
+    /// The payload of the frame that was taken last. Empty once there was more [`space`](Self::space).
+    pub(crate) fn payload(&self) -> &[u8] {
+        &self.buffer[self.payload.clone()]
     }
 
     fn header(&self) -> Result<Option<Header>, FrameError> {
@@ -204,6 +219,7 @@ impl Decoder {
     }
 
     fn make_room(&mut self) {
+        self.payload = 0..0;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             if self.buffer.len() > self.base {

@@ -7,6 +7,7 @@ pub mod generation;
 pub mod hello;
 pub mod limits;
 pub mod message;
+pub mod session;
 mod wire;
 
 pub use cause::{CancelReason, Cause, Counts, Oom, OomScope, Record, StartStage, Stream};
