@@ -1,0 +1,750 @@
+//! The loop's side of the device: sockets, deadlines and what each event means.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use vmm_events::{Answer, Interest, Readiness, Registrar, Source, TimerId, Timers};
+
+use super::clients::{self, Clients, Progress};
+use super::connection::Connection;
+use super::handshake::{self, Asked, Refusal, Situation};
+use super::header::Header;
+use super::muxer::{Key, Muxer};
+use super::outbox::Outbox;
+use super::shared::Shared;
+use super::{ControlSink, CreateError, Deadlines, Fence, Token, VsockConfig};
+use crate::virtio::Kick;
+
+/// Guest ports below this one take a privilege that workloads do not have.
+const PRIVILEGED_PORTS: u32 = 1024;
+
+/// Adds descriptors to the loop, whatever its tokens are.
+pub(super) trait Register: Send {
+    fn register(
+        &self,
+        fd: OwnedFd,
+        interest: Interest,
+        token: Token,
+    ) -> Result<Source<OwnedFd>, vmm_events::Error>;
+}
+
+impl<T: From<Token> + Clone + Send + 'static> Register for Registrar<T> {
+    fn register(
+        &self,
+        fd: OwnedFd,
+        interest: Interest,
+        token: Token,
+    ) -> Result<Source<OwnedFd>, vmm_events::Error> {
+        Registrar::register(self, fd, interest, token.into())
+    }
+}
+
+/// What the device has done so far; for tests and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets taken from the guest.
+    pub tx_packets: u64,
+    /// Payload bytes taken from the guest.
+    pub tx_bytes: u64,
+    /// Packets given to the guest.
+    pub rx_packets: u64,
+    /// Payload bytes given to the guest.
+    pub rx_bytes: u64,
+    /// Packets dropped as they were too short.
+    pub malformed: u64,
+    /// Clients refused with a typed answer.
+    pub refusals: u64,
+}
+
+/// The loop's side of the device. Whoever owns the loop calls, in each round:
+///
+/// 1. [`VsockHost::timeout`] for how long to wait,
+/// 2. [`VsockHost::dispatch`] for each event whose token is this device's, giving its answer to the poller,
+/// 3. [`VsockHost::settle`] once, which does the work on the queues.
+pub struct VsockHost {
+    pub(super) muxer: Muxer,
+    pub(super) streams: HashMap<Key, Stream>,
+    /// Streams that have data for the guest, or did when last seen; each once, in turn.
+    pub(super) readable: VecDeque<Key>,
+    pub(super) counters: Counters,
+    /// Streams whose interest may have changed.
+    pub(super) touched: Vec<Key>,
+    pub(super) now: Instant,
+    shared: Arc<Shared>,
+    kicks: Vec<Kick>,
+    /// Keeps the doorbells registered.
+    _bells: Vec<Source<OwnedFd>>,
+    register: Box<dyn Register>,
+    clients: Clients,
+    /// Connections whose host side is over and whose guest has not answered.
+    closing: HashMap<Key, TimerId>,
+    lingering: HashMap<u64, (Source<OwnedFd>, Outbox)>,
+    next_lingering: u64,
+    timers: Timers<Deadline>,
+    epoch: u64,
+    more: bool,
+    control: Option<Box<dyn ControlSink>>,
+    control_connection: Option<Key>,
+    fence: Fence,
+    agent_ready: Arc<AtomicBool>,
+    agent_port: u32,
+    control_port: u32,
+    socket: PathBuf,
+    guest_ports: BTreeMap<u32, PathBuf>,
+    max_connections: usize,
+    deadlines: Deadlines,
+}
+
+/// The host's end of a connection.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) source: Source<OwnedFd>,
+    pub(super) outbox: Outbox,
+    pub(super) reading: Reading,
+    /// How much to read at once: grows while reads are full, so that a trickle costs one buffer and a flood
+    /// few system calls.
+    pub(super) burst: u32,
+    greeting: Option<Greeting>,
+}
+
+/// Where a stream stands with its data for the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// None known: the loop watches for some.
+    Idle,
+    /// In the line of readable ones.
+    Ready,
+    /// There may be some, but the guest has no room for it.
+    NoCredit,
+}
+
+/// The answer that a client waits for.
+#[derive(Clone, Copy, Debug)]
+struct Greeting {
+    tagged: bool,
+    timer: TimerId,
+}
+
+/// What to do when a time has come.
+#[derive(Clone, Copy, Debug)]
+enum Deadline {
+    /// The guest has not answered a client's request.
+    Connect(Key),
+    /// The guest has not answered the end of a connection.
+    Close(Key),
+}
+
+/// First read of a stream: one buffer of a Linux guest.
+pub(super) const BURST_START: u32 = 4096;
+
+impl VsockHost {
+    pub(super) fn new<T>(
+        config: VsockConfig,
+        kicks: Vec<Kick>,
+        shared: Arc<Shared>,
+        registrar: Registrar<T>,
+    ) -> Result<Self, CreateError>
+    where
+        T: From<Token> + Clone + Send + 'static,
+    {
+        let register: Box<dyn Register> = Box::new(registrar);
+        let bells = kicks
+            .iter()
+            .enumerate()
+            .map(|(index, kick)| {
+                let bell = kick
+                    .as_fd()
+                    .try_clone_to_owned()
+                    .map_err(CreateError::Kick)?;
+                register
+                    .register(bell, Interest::READ, Token::Kick(index))
+                    .map_err(CreateError::Register)
+            })
+            .collect::<Result<_, _>>()?;
+        let clients = Clients::bind(
+            config.socket.clone(),
+            config.half_open,
+            config.deadlines,
+            &*register,
+        )?;
+        Ok(Self {
+            muxer: Muxer::new(config.guest_cid, config.limits),
+            streams: HashMap::new(),
+            readable: VecDeque::new(),
+            counters: Counters::default(),
+            touched: Vec::new(),
+            now: Instant::now(),
+            shared,
+            kicks,
+            _bells: bells,
+            register,
+            clients,
+            closing: HashMap::new(),
+            lingering: HashMap::new(),
+            next_lingering: 0,
+            timers: Timers::new(),
+            epoch: 0,
+            more: false,
+            control: config.control,
+            control_connection: None,
+            fence: config.fence,
+            agent_ready: config.agent_ready,
+            agent_port: config.agent_port,
+            control_port: config.control_port,
+            socket: config.socket,
+            guest_ports: config.guest_ports,
+            max_connections: config.limits.connections,
+            deadlines: config.deadlines,
+        })
+    }
+
+    /// How long the loop may sleep.
+    #[must_use]
+    pub fn timeout(&self, now: Instant) -> Option<Duration> {
+        if self.more {
+            return Some(Duration::ZERO);
+        }
+        let clients = self.clients.deadline();
+        let clients = clients.map(|deadline| deadline.saturating_duration_since(now));
+        [clients, self.timers.timeout(now)]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Takes one event.
+    pub fn dispatch(&mut self, token: Token, readiness: Readiness, now: Instant) -> Answer {
+        self.now = now;
+        let handled = match token {
+            // Drained whether the device runs or not (VS03); settle looks at all queues.
+            Token::Kick(index) => self.kicks.get(index).is_some_and(Kick::take),
+            Token::Listener => {
+                self.clients.accept(&*self.register, now);
+                true
+            }
+            Token::Client(id) => self.on_client(id),
+            Token::Stream(key) => self.on_stream(key, readiness),
+            Token::Lingering(id) => self.on_lingering(id),
+        };
+        if handled {
+            Answer::Handled
+        } else {
+            Answer::Unhandled
+        }
+    }
+
+    /// Does what the events of this round have made possible, a bounded amount of it.
+    pub fn settle(&mut self, now: Instant) {
+        self.now = now;
+        self.expire();
+        let shared = Arc::clone(&self.shared);
+        let mut slot = shared.lock();
+        if slot.epoch != self.epoch {
+            self.epoch = slot.epoch;
+            self.end_all();
+        }
+        self.more = false;
+        if let Some(active) = &mut slot.active {
+            match self.pump(active) {
+                Ok(more) => self.more = more,
+                Err(error) => {
+                    tracing::warn!(%error, "vsock needs a reset");
+                    active.interrupt.signal_needs_reset();
+                    slot.active = None;
+                    self.end_all();
+                }
+            }
+        }
+        drop(slot);
+        // A loop that goes on at once needs no change of what it is woken for.
+        if !self.more {
+            self.watch();
+        }
+    }
+
+    /// What the device has done so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Connections, those that only flush their last bytes included.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.muxer.len() + self.lingering.len()
+    }
+
+    /// Clients that have not sent their line.
+    #[must_use]
+    pub fn half_open(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// What the device holds for sockets that do not take it, in bytes.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        let streams = self.streams.values().map(|stream| stream.outbox.len());
+        let lingering = self.lingering.values().map(|(_, outbox)| outbox.len());
+        streams.chain(lingering).sum()
+    }
+
+    // Clients: from the line to the guest's answer.
+
+    fn on_client(&mut self, id: u64) -> bool {
+        match self.clients.read(id) {
+            None => return false,
+            Some(Progress::Waiting) => return true,
+            Some(Progress::Gone) => {}
+            Some(Progress::Line(line, socket)) => {
+                let situation = Situation {
+                    fence: &self.fence,
+                    agent_port: self.agent_port,
+                    agent_ready: self.agent_ready.load(Ordering::SeqCst),
+                    active: self.shared.lock().active.is_some(),
+                };
+                let result = situation.judge(&line);
+                match result {
+                    Ok(asked) => self.connect_guest(asked, socket),
+                    Err(refusal) => self.refuse(socket, refusal),
+                }
+            }
+        }
+        self.clients.resume();
+        true
+    }
+
+    fn connect_guest(&mut self, asked: Asked, socket: OwnedFd) {
+        let key = match self.muxer.connect(asked.port) {
+            Ok(key) if self.connections() <= self.max_connections => key,
+            Ok(key) => {
+                self.muxer.reset(key);
+                return self.refuse(socket, Refusal::Refused("too many connections"));
+            }
+            Err(_) => return self.refuse(socket, Refusal::Refused("too many connections")),
+        };
+        // Not watched until the guest has answered: what the client sends meanwhile stays in the socket.
+        match self
+            .register
+            .register(socket, Interest::NONE, Token::Stream(key))
+        {
+            Ok(source) => {
+                let deadline = self.now + self.deadlines.connect;
+                let timer = self.timers.insert(deadline, Deadline::Connect(key));
+                let tagged = asked.tagged;
+                let greeting = Some(Greeting { tagged, timer });
+                self.streams.insert(key, Stream::new(source, greeting));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot watch a client");
+                self.muxer.reset(key);
+            }
+        }
+    }
+
+    fn refuse(&mut self, socket: impl AsFd, refusal: Refusal) {
+        self.counters.refusals += 1;
+        clients::answer(socket, &refusal.to_string());
+    }
+
+    /// The guest has accepted a client's connection.
+    pub(super) fn on_established(&mut self, key: Key) {
+        let Some(stream) = self.streams.get_mut(&key) else {
+            return;
+        };
+        let Some(greeting) = stream.greeting.take() else {
+            return;
+        };
+        self.timers.cancel(greeting.timer);
+        let counter = greeting.tagged.then_some(self.fence.counter);
+        let line = handshake::accepted(key.host_port, counter);
+        if !clients::answer(stream.source.inner(), &line) {
+            // It has closed already; what it sent before still goes to the guest (VS08).
+            self.muxer
+                .update(key, |connection| connection.host_stopped_receiving(false));
+        }
+        self.make_readable(key);
+    }
+
+    // Servers: what the guest dials.
+
+    /// The guest asks for a connection.
+    pub(super) fn on_request(&mut self, key: Key, request: &Header) {
+        let is_control = key.host_port == self.control_port;
+        let socket = if self.connections() >= self.max_connections {
+            None
+        } else if is_control {
+            self.control_socket(key)
+        } else {
+            self.server_socket(key.host_port)
+        };
+        // Watched from the first settle on.
+        let source = socket.and_then(|socket| {
+            self.register
+                .register(socket, Interest::NONE, Token::Stream(key))
+                .ok()
+        });
+        let Some(source) = source else {
+            return self.muxer.refuse(key);
+        };
+        if self.muxer.accept(key, request) {
+            if is_control {
+                self.control_connection = Some(key);
+            }
+            self.streams.insert(key, Stream::new(source, None));
+            self.touched.push(key);
+        }
+    }
+
+    /// Our end of a new control connection: one at a time, and only from a port that takes privilege.
+    fn control_socket(&mut self, key: Key) -> Option<OwnedFd> {
+        if key.guest_port >= PRIVILEGED_PORTS || self.control_connection.is_some() {
+            tracing::warn!(port = key.guest_port, "control connection refused");
+            return None;
+        }
+        let sink = self.control.as_mut()?;
+        let (ours, theirs) = UnixStream::pair().ok()?;
+        theirs.set_nonblocking(true).ok()?;
+        sink.connected(theirs);
+        Some(ours.into())
+    }
+
+    /// Connects to who serves a port of the guest's dialling. A unix socket answers at once: connected, nobody
+    /// there, or its backlog full, which counts as nobody (VS12).
+    fn server_socket(&self, port: u32) -> Option<OwnedFd> {
+        let path = self.guest_ports.get(&port).cloned().unwrap_or_else(|| {
+            let mut path = self.socket.clone().into_os_string();
+            path.push(format!("_{port}"));
+            path.into()
+        });
+        let address = SocketAddrUnix::new(&path).ok()?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+        let connected = rustix::net::connect(&socket, &address);
+        connected
+            .inspect_err(|error| tracing::debug!(port, %error, "nobody serves the port"))
+            .ok()?;
+        Some(socket)
+    }
+
+    // Events of a connection's socket.
+
+    fn on_stream(&mut self, key: Key, readiness: Readiness) -> bool {
+        let (Some(stream), Some(connection)) = (self.streams.get(&key), self.muxer.connection(key))
+        else {
+            return false;
+        };
+        let queued = !stream.outbox.is_empty();
+        let reads = connection.reads_host();
+        let mut handled = false;
+        if reads && readiness.readable() {
+            // In line already, or out of credit, it is watched until the next settle at most.
+            if stream.reading == Reading::Idle {
+                self.make_readable(key);
+            }
+            handled = true;
+        }
+        if queued && (readiness.writable() || readiness.hung_up()) {
+            self.flush(key);
+            handled = true;
+        }
+        if !reads && !queued && (readiness.hung_up() || readiness.failed()) {
+            // Both sides of the socket are over: nobody is there for what the guest may still send.
+            self.host_gone(key);
+            handled = true;
+        }
+        handled
+    }
+
+    fn on_lingering(&mut self, id: u64) -> bool {
+        let Some((source, outbox)) = self.lingering.get_mut(&id) else {
+            return false;
+        };
+        if outbox.flush(source.inner().as_fd()).is_err() || outbox.is_empty() {
+            self.lingering.remove(&id);
+        }
+        true
+    }
+
+    /// Sends what is queued for the host.
+    pub(super) fn flush(&mut self, key: Key) {
+        let Some(stream) = self.streams.get_mut(&key) else {
+            return;
+        };
+        match stream.outbox.flush(stream.source.inner().as_fd()) {
+            Ok(sent) => {
+                self.forwarded(key, sent);
+                self.after_flush(key);
+            }
+            Err(_) => self.host_lost(key),
+        }
+    }
+
+    /// Passes the end of the guest's data on, once all of it has gone to the socket.
+    pub(super) fn after_flush(&mut self, key: Key) {
+        self.touched.push(key);
+        let (Some(stream), Some(connection)) = (self.streams.get(&key), self.muxer.connection(key))
+        else {
+            return;
+        };
+        if connection.guest_sends() || !stream.outbox.is_empty() {
+            return;
+        }
+        let _ = rustix::net::shutdown(stream.source.inner(), Shutdown::Write);
+        if !connection.reads_host() {
+            // Neither side sends any more.
+            self.host_gone(key);
+        }
+    }
+
+    /// A direction has ended by the guest's word.
+    pub(super) fn on_guest_ended(&mut self, key: Key) {
+        let (Some(stream), Some(connection)) = (self.streams.get(&key), self.muxer.connection(key))
+        else {
+            return;
+        };
+        if !connection.guest_receives() {
+            // Tells the host's writer at once, instead of letting it fill its socket.
+            let _ = rustix::net::shutdown(stream.source.inner(), Shutdown::Read);
+        }
+        self.after_flush(key);
+    }
+
+    /// Counts data of the guest that has left our buffer.
+    pub(super) fn forwarded(&mut self, key: Key, bytes: usize) {
+        // Bounded by the credit window, which is a u32.
+        let bytes = bytes as u32;
+        if bytes > 0 {
+            self.muxer
+                .update(key, |connection| connection.forwarded(bytes));
+        }
+    }
+
+    /// The host's socket has failed with data of the guest on its way. What the host sent before that is still
+    /// read, then the guest gets a reset.
+    pub(super) fn host_lost(&mut self, key: Key) {
+        let dropped = self
+            .streams
+            .get_mut(&key)
+            .map_or(0, |stream| stream.outbox.clear());
+        self.forwarded(key, dropped);
+        let goes_on = self.muxer.update(key, |connection| {
+            connection.host_stopped_receiving(true) && connection.reads_host()
+        });
+        match goes_on {
+            Some(true) => self.make_readable(key),
+            Some(false) => self.reset(key),
+            None => {}
+        }
+    }
+
+    /// End of file on the host's socket; all of its data is with the guest.
+    pub(super) fn on_host_ended(&mut self, key: Key) {
+        match self.muxer.update(key, Connection::host_ended) {
+            Some(true) => {
+                let over = self.muxer.connection(key).is_some_and(|connection| {
+                    connection.host_done() || (!connection.guest_sends() && connection.held() == 0)
+                });
+                if over {
+                    self.host_gone(key);
+                } else {
+                    self.touched.push(key);
+                }
+            }
+            Some(false) => self.reset(key),
+            None => {}
+        }
+    }
+
+    /// The host's side is over in both directions: its socket is closed now, and the guest has until a
+    /// deadline to say that it has understood.
+    pub(super) fn host_gone(&mut self, key: Key) {
+        let lost = self
+            .streams
+            .remove(&key)
+            .is_some_and(|stream| !stream.outbox.is_empty());
+        let in_order = self.muxer.update(key, |connection| {
+            connection.host_stopped_receiving(lost) & connection.host_ended()
+        });
+        match in_order {
+            Some(true) => {
+                let deadline = self.now + self.deadlines.close;
+                let timer = self.timers.insert(deadline, Deadline::Close(key));
+                self.closing.insert(key, timer);
+                self.control_ended(key);
+            }
+            Some(false) => self.reset(key),
+            None => {}
+        }
+    }
+
+    /// Ends a connection from our side with a reset to the guest.
+    pub(super) fn reset(&mut self, key: Key) {
+        self.muxer.reset(key);
+        self.closed(key, Refusal::Refused("the connection was reset"));
+    }
+
+    /// The connection is gone from the muxer: lets go of its socket and all else that it has.
+    pub(super) fn closed(&mut self, key: Key, refusal: Refusal) {
+        if let Some(stream) = self.streams.remove(&key)
+            && let Some(greeting) = stream.greeting
+        {
+            self.timers.cancel(greeting.timer);
+            self.refuse(stream.source.inner(), refusal);
+        }
+        if let Some(timer) = self.closing.remove(&key) {
+            self.timers.cancel(timer);
+        }
+        self.control_ended(key);
+    }
+
+    /// The guest is done both ways: what it has sent goes to the host all the same.
+    pub(super) fn on_finished(&mut self, key: Key) {
+        if let Some(stream) = self.streams.remove(&key)
+            && !stream.outbox.is_empty()
+        {
+            self.linger(stream);
+        }
+        self.closed(key, Refusal::Refused("the guest closed the connection"));
+    }
+
+    fn linger(&mut self, stream: Stream) {
+        let id = self.next_lingering;
+        self.next_lingering += 1;
+        let source = stream.source.inner().try_clone().ok().and_then(|socket| {
+            self.register
+                .register(socket, Interest::WRITE, Token::Lingering(id))
+                .ok()
+        });
+        match source {
+            Some(source) => {
+                self.lingering.insert(id, (source, stream.outbox));
+            }
+            None => tracing::warn!("the last bytes of a connection are lost: no descriptor"),
+        }
+    }
+
+    fn control_ended(&mut self, key: Key) {
+        if self.control_connection == Some(key) {
+            self.control_connection = None;
+        }
+    }
+
+    /// Puts a stream in the line of those with data for the guest.
+    pub(super) fn make_readable(&mut self, key: Key) {
+        if let Some(stream) = self.streams.get_mut(&key)
+            && stream.reading != Reading::Ready
+        {
+            stream.reading = Reading::Ready;
+            self.readable.push_back(key);
+        }
+        self.touched.push(key);
+    }
+
+    /// The device was reset or has failed: all its connections are over.
+    fn end_all(&mut self) {
+        let keys: Vec<Key> = self.streams.keys().copied().collect();
+        for key in keys {
+            self.closed(key, Refusal::NotReady("the guest's driver was reset"));
+        }
+        for (_, timer) in self.closing.drain() {
+            self.timers.cancel(timer);
+        }
+        self.control_connection = None;
+        self.readable.clear();
+        self.touched.clear();
+        self.muxer.clear();
+    }
+
+    fn expire(&mut self) {
+        self.clients.expire(self.now);
+        while let Some(deadline) = self.timers.expired(self.now) {
+            match deadline {
+                Deadline::Connect(key) => {
+                    self.muxer.reset(key);
+                    self.closed(key, Refusal::NotReady("the guest did not answer in time"));
+                }
+                Deadline::Close(key) => self.reset(key),
+            }
+        }
+    }
+
+    /// States to the loop what each changed stream waits for.
+    fn watch(&mut self) {
+        for key in std::mem::take(&mut self.touched) {
+            let (Some(stream), Some(connection)) =
+                (self.streams.get(&key), self.muxer.connection(key))
+            else {
+                continue;
+            };
+            if let Err(error) = stream.source.modify(stream.interest(connection)) {
+                tracing::warn!(%error, ?key, "cannot watch a connection");
+                self.reset(key);
+            }
+        }
+    }
+}
+
+impl Drop for VsockHost {
+    fn drop(&mut self) {
+        self.end_all();
+    }
+}
+
+impl fmt::Debug for VsockHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VsockHost")
+            .field("connections", &self.connections())
+            .field("half_open", &self.half_open())
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Stream {
+    fn new(source: Source<OwnedFd>, greeting: Option<Greeting>) -> Self {
+        Self {
+            source,
+            outbox: Outbox::default(),
+            reading: Reading::Idle,
+            burst: BURST_START,
+            greeting,
+        }
+    }
+
+    /// What can be acted on now, and nothing else: a socket that has hung up reports so for as long as it is
+    /// watched for anything, so that one whose data cannot be taken must not be watched at all (VS01).
+    fn interest(&self, connection: &Connection) -> Interest {
+        if !connection.is_open() {
+            return Interest::NONE;
+        }
+        let reads = connection.reads_host();
+        let idle = self.reading == Reading::Idle || negative_control("VS01");
+        let interest = Interest::NONE
+            .with(Interest::READ, reads && idle)
+            .with(Interest::WRITE, !self.outbox.is_empty());
+        if interest.is_none() && !reads {
+            // Only for the hang-up, which comes unasked with any interest.
+            return Interest::PRIORITY;
+        }
+        interest
+    }
+}
+
+/// True if a test asks for this protection to be left out, to see that its test notices.
+#[cfg(feature = "negative-control")]
+fn negative_control(case: &str) -> bool {
+    std::env::var_os("VMM_NEGATIVE_CONTROL").is_some_and(|removed| removed == case)
+}
+
+#[cfg(not(feature = "negative-control"))]
+fn negative_control(_: &str) -> bool {
+    false
+}

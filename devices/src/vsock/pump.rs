@@ -1,0 +1,263 @@
+//! The work on the queues: packets of the guest to sockets, data of sockets to the guest.
+//!
+//! Both directions take turns in bounded portions, streams take turns within one, and the loop sees its other
+//! events in between: no flood starves anything. Doorbells are off while a queue is being worked on and come
+//! on with a second look when it is found empty; the guest is interrupted once a portion, if it wants to be.
+
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{GuestMemoryMmap, VolatileSlice};
+
+use super::connection::Connection;
+use super::handshake::Refusal;
+use super::header::Header;
+use super::host::{BURST_START, Reading, Stream, VsockHost};
+use super::io;
+use super::muxer::{Key, Verdict};
+use super::queues::{QueueError, RxBatch, next_tx, truncate, wants_interrupt};
+use super::shared::Active;
+
+/// Packets of the guest taken in one portion.
+const TX_PORTION: usize = 128;
+/// Receive buffers filled in one portion.
+const RX_PORTION: usize = 256;
+/// Portions before the loop looks at its events again.
+const ROUNDS: usize = 4;
+/// The most that one stream gets before the next has its turn, in bytes.
+const MAX_BURST: u32 = 128 * 1024;
+
+/// What has become of one portion.
+#[derive(Clone, Copy, Debug)]
+struct Portion {
+    /// There is more to do at once.
+    more: bool,
+    /// Buffers were used.
+    used: bool,
+}
+
+/// What has become of a stream's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// There may be more; this many buffers were used.
+    Again(usize),
+    /// Nothing left, no credit, or over.
+    Done(usize),
+    /// The guest has no buffers.
+    Starved,
+}
+
+impl VsockHost {
+    /// Works on both queues; true if there is more to do at once.
+    pub(super) fn pump(&mut self, active: &mut Active) -> Result<bool, QueueError> {
+        for _ in 0..ROUNDS {
+            let tx = self.pump_tx(active)?;
+            let rx = self.pump_rx(active)?;
+            let memory = &active.memory;
+            // Asked of both, as the question also starts the count for the next time.
+            let wanted_tx = tx.used && wants_interrupt(&mut active.tx, memory)?;
+            let wanted_rx = rx.used && wants_interrupt(&mut active.rx, memory)?;
+            if wanted_tx || wanted_rx {
+                active.interrupt.signal_used();
+            }
+            if !tx.more && !rx.more {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn pump_tx(&mut self, active: &mut Active) -> Result<Portion, QueueError> {
+        let Active { memory, tx, .. } = active;
+        let mut payload = Vec::new();
+        let mut left = TX_PORTION;
+        tx.disable_notification(memory)?;
+        while left > 0 {
+            let Some(packet) = next_tx(tx, memory, &mut payload)? else {
+                if tx.enable_notification(memory)? {
+                    tx.disable_notification(memory)?;
+                    continue;
+                }
+                let used = left < TX_PORTION;
+                return Ok(Portion { more: false, used });
+            };
+            left -= 1;
+            self.counters.tx_packets += 1;
+            let head = packet.head;
+            match packet.header {
+                Some(header) => self.on_packet(&header, packet.payload, packet.length),
+                None => self.counters.malformed += 1,
+            }
+            tx.add_used(memory, head, 0)?;
+        }
+        let (more, used) = (true, true);
+        Ok(Portion { more, used })
+    }
+
+    fn on_packet(&mut self, header: &Header, payload: &mut Vec<VolatileSlice<'_>>, length: usize) {
+        match self.muxer.on_packet(header, length) {
+            Verdict::Nothing => {}
+            Verdict::Request(key) => self.on_request(key, header),
+            Verdict::Established(key) => self.on_established(key),
+            Verdict::Data(key, length) => {
+                truncate(payload, length as usize);
+                self.deliver(key, payload, length as usize);
+            }
+            Verdict::Credit(key) => {
+                let blocked = |stream: &Stream| stream.reading == Reading::NoCredit;
+                if self.streams.get(&key).is_some_and(blocked) {
+                    self.make_readable(key);
+                }
+            }
+            Verdict::Ended(key) => self.on_guest_ended(key),
+            Verdict::Finished(key) => self.on_finished(key),
+            Verdict::Closed(key) => {
+                self.closed(key, Refusal::Refused("the guest refused the connection"));
+            }
+        }
+    }
+
+    /// Hands data of the guest to its host.
+    fn deliver(&mut self, key: Key, payload: &mut Vec<VolatileSlice<'_>>, length: usize) {
+        self.counters.tx_bytes += length as u64;
+        let connection = self.muxer.connection(key);
+        let receives = connection.is_some_and(Connection::host_receives);
+        match self.streams.get_mut(&key) {
+            Some(stream) if receives => {
+                match stream.outbox.send(stream.source.inner().as_fd(), payload) {
+                    Ok(sent) => {
+                        if !stream.outbox.is_empty() {
+                            self.touched.push(key);
+                        }
+                        self.forwarded(key, sent);
+                    }
+                    Err(_) => {
+                        self.forwarded(key, length);
+                        self.host_lost(key);
+                    }
+                }
+            }
+            // Nobody wants it any more, as the guest has been told; what was on its way is dropped.
+            _ => self.forwarded(key, length),
+        }
+    }
+
+    fn pump_rx(&mut self, active: &mut Active) -> Result<Portion, QueueError> {
+        let Active { memory, rx, .. } = active;
+        let mut batch = RxBatch::default();
+        let mut used = 0;
+        rx.disable_notification(memory)?;
+        while used < RX_PORTION {
+            let starved = if self.muxer.has_control() {
+                batch.take(rx, memory, 1)?;
+                let starved = batch.is_empty();
+                let muxer = &mut self.muxer;
+                used += batch.complete(rx, memory, 0, |_| muxer.next_control())?;
+                starved
+            } else if let Some(key) = self.readable.pop_front() {
+                match self.turn(key, rx, memory, &mut batch)? {
+                    Turn::Again(buffers) => {
+                        used += buffers;
+                        self.readable.push_back(key);
+                        false
+                    }
+                    Turn::Done(buffers) => {
+                        used += buffers;
+                        false
+                    }
+                    Turn::Starved => {
+                        self.readable.push_front(key);
+                        true
+                    }
+                }
+            } else {
+                return Ok(self.rx_portion(used, false));
+            };
+            if starved {
+                // Only now is a doorbell of this queue of interest.
+                if !rx.enable_notification(memory)? {
+                    return Ok(self.rx_portion(used, false));
+                }
+                rx.disable_notification(memory)?;
+            }
+        }
+        Ok(self.rx_portion(used, true))
+    }
+
+    fn rx_portion(&mut self, used: usize, more: bool) -> Portion {
+        self.counters.rx_packets += used as u64;
+        let used = used > 0;
+        Portion { more, used }
+    }
+
+    /// Gives one stream its turn.
+    fn turn<'m>(
+        &mut self,
+        key: Key,
+        rx: &mut Queue,
+        memory: &'m GuestMemoryMmap,
+        batch: &mut RxBatch<'m>,
+    ) -> Result<Turn, QueueError> {
+        // Its interest will follow from what is found here.
+        self.touched.push(key);
+        let (Some(stream), Some(connection)) =
+            (self.streams.get_mut(&key), self.muxer.connection(key))
+        else {
+            return Ok(Turn::Done(0));
+        };
+        if !connection.reads_host() {
+            stream.reading = Reading::Idle;
+            return Ok(Turn::Done(0));
+        }
+        let credit = connection.may_send();
+        if credit == 0 {
+            stream.reading = Reading::NoCredit;
+            self.muxer.update(key, Connection::want_credit);
+            return Ok(Turn::Done(0));
+        }
+        let burst = stream.burst.min(credit) as usize;
+        batch.take(rx, memory, burst)?;
+        if batch.is_empty() {
+            return Ok(Turn::Starved);
+        }
+        let room = batch.room();
+        match io::receive(stream.source.inner().as_fd(), batch.payload()) {
+            Ok(0) => {
+                stream.reading = Reading::Idle;
+                batch.give_back(rx);
+                self.on_host_ended(key);
+                Ok(Turn::Done(0))
+            }
+            Ok(length) => {
+                let drained = length < room;
+                if drained {
+                    stream.reading = Reading::Idle;
+                    stream.burst = (stream.burst / 2).max(BURST_START);
+                } else if room == burst {
+                    stream.burst = (stream.burst * 4).min(MAX_BURST);
+                }
+                self.counters.rx_bytes += length as u64;
+                let muxer = &mut self.muxer;
+                let used =
+                    batch.complete(rx, memory, length, |share| muxer.data_header(key, share))?;
+                Ok(if drained {
+                    Turn::Done(used)
+                } else {
+                    Turn::Again(used)
+                })
+            }
+            Err(Errno::AGAIN) => {
+                stream.reading = Reading::Idle;
+                batch.give_back(rx);
+                Ok(Turn::Done(0))
+            }
+            Err(error) => {
+                tracing::debug!(%error, ?key, "host socket failed");
+                batch.give_back(rx);
+                self.reset(key);
+                Ok(Turn::Done(0))
+            }
+        }
+    }
+}
