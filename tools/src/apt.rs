@@ -116,6 +116,21 @@ impl Apt {
     }
 }
 
+/// Installs packages on the system, as root; fetches the system's lists first where it has none of these packages.
+pub fn install(packages: &[&str]) -> Result<()> {
+    let known = |package: &&str| {
+        process::capture(Command::new("apt-cache").args(["show", package])).is_ok()
+    };
+    if !packages.iter().all(known) {
+        process::chatter(Command::new("apt-get").args(["--quiet", "update"]))?;
+    }
+    let mut install = Command::new("apt-get");
+    install
+        .args(["--quiet", "--yes", "--no-install-recommends", "install"])
+        .args(packages);
+    process::chatter(install.env("DEBIAN_FRONTEND", "noninteractive"))
+}
+
 /// Unpacks the parts of a package that `exclude` does not name, by a `dpkg-deb | tar` of the essential tools.
 pub fn unpack(package: &Path, folder: &Path, exclude: &[&str]) -> Result<()> {
     let mut dpkg = Command::new("dpkg-deb");

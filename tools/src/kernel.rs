@@ -10,7 +10,7 @@ use crate::place::{Place, write_whole};
 use crate::say;
 
 /// Debian's builds of its kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Flavour {
     /// For virtual machines: what the guests boot.
     Cloud,

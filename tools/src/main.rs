@@ -4,22 +4,26 @@ mod apt;
 mod bzimage;
 mod cpio;
 mod error;
+mod image;
 mod kernel;
+mod kvm;
 mod modules;
 mod nest;
 mod place;
 mod process;
+mod run;
 mod say;
 mod setup;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
-use crate::error::Result;
+use crate::error::{Naming, Result};
 use crate::place::Place;
 
 /// The project's own tools.
@@ -32,12 +36,62 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Bring what a fresh Debian needs; does nothing twice.
+    ///
+    /// Rust targets, the emulator, kernels, the guests' image and the checkers of the source text. As root, system
+    /// packages are installed; for an ordinary user they are unpacked into the cache ($XDG_CACHE_HOME/vmm or
+    /// ~/.cache/vmm). Kernels are never installed. The other commands run the steps that they need by themselves.
+    Setup,
+    /// Make the guests' image and print its folder.
+    ///
+    /// A stock Debian cloud kernel, the modules that a guest needs and a busybox userland. Where nobody has put
+    /// another there, it becomes the image that `vmm` uses without $VMM_IMAGE.
+    Image {
+        /// Fetch the newest kernel that Debian has, rather than keep the one in the cache.
+        #[arg(long)]
+        newest: bool,
+    },
+    /// Fetch a Debian kernel and print its folder: vmlinuz, vmlinux, config and modules.
+    Kernel {
+        /// Which of Debian's builds.
+        #[arg(value_enum, default_value = "cloud")]
+        flavour: kernel::Flavour,
+        /// Fetch the newest that Debian has, rather than keep the one in the cache.
+        #[arg(long)]
+        newest: bool,
+    },
+    /// Run a workload in a fresh microVM: `vmm run -- ARGV`, where a KVM serves.
+    ///
+    /// Data is on stdout and stderr as the workload wrote it, all chatter on stderr; leaves with its status. Flags that
+    /// are not of this command are passed on to `vmm run`.
+    Run {
+        #[command(flatten)]
+        kvm: KvmArgument,
+        /// Flags for `vmm run`, such as --memory 512M or --timeout 10s.
+        #[arg(allow_hyphen_values = true, value_name = "FLAGS")]
+        flags: Vec<OsString>,
+        /// The workload and its arguments.
+        #[arg(last = true, required = true, value_name = "ARGV")]
+        argv: Vec<OsString>,
+    },
     /// Run a command in the nest: a software-emulated machine with a real kvm_amd.
     ///
     /// The host's root is there read-only, with writable layers over /tmp, /run and /var/tmp that vanish; the working
     /// directory and the environment are the same. What is written to $VMM_OUT comes back. Leaves with the command's
     /// status; 124 when --timeout passed, 123 when the nest wedged twice, 125 when it could not be started.
     Nest(NestArguments),
+    /// An interactive shell with `vmm` on its PATH, where a KVM serves.
+    Shell {
+        #[command(flatten)]
+        kvm: KvmArgument,
+    },
+}
+
+#[derive(clap::Args)]
+struct KvmArgument {
+    /// Whose KVM: the host's where it serves and else the nest's, or one of them.
+    #[arg(long, env = "VMM_KVM", value_enum, default_value = "auto")]
+    kvm: kvm::Wish,
 }
 
 #[derive(clap::Args)]
@@ -76,6 +130,20 @@ fn main() -> ExitCode {
 fn dispatch(verb: Verb) -> Result<u8> {
     let place = Place::find();
     match verb {
+        Verb::Setup => setup::all(&place).map(|()| 0),
+        Verb::Image { newest } => {
+            let image = image::image(&place, newest)?;
+            if let Some(link) = image::make_default(&image)? {
+                say::step(format!("{} leads to it", link.display()));
+            }
+            print(&image.folder)
+        }
+        Verb::Kernel { flavour, newest } => {
+            let kernel = kernel::kernel(&place, flavour, newest)?;
+            print(kernel.bzimage.parent().unwrap_or(&kernel.bzimage))
+        }
+        Verb::Run { kvm, flags, argv } => run::run(&place, kvm.kvm, flags, argv),
+        Verb::Shell { kvm } => run::shell(&place, kvm.kvm),
         Verb::Nest(arguments) => {
             let mut options = nest::Options::new(&place, arguments.command);
             options.timeout = arguments.timeout;
@@ -84,6 +152,12 @@ fn dispatch(verb: Verb) -> Result<u8> {
             nest::run(&place, &options, nest::own_sinks()?)
         }
     }
+}
+
+/// The command's one line of data.
+fn print(path: &Path) -> Result<u8> {
+    writeln!(std::io::stdout(), "{}", path.display()).naming(|| "write to stdout".into())?;
+    Ok(0)
 }
 
 /// A time with its unit; a bare number is seconds.

@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 
 use nest_init::wire::{self, Job, Size, ToHost, ToNest};
 
+pub use relay::terminal_size;
+
 use crate::error::{Error, Naming, Result};
 use crate::place::Place;
 use crate::say;

@@ -72,7 +72,7 @@ impl Machine {
             stderr: port("stderr", Some(Port::Stderr))?,
         };
         let console = port("console", None)?;
-        let mut machine = files.qemu.dress(machine);
+        files.qemu.dress(&mut machine);
         machine
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
