@@ -1,6 +1,7 @@
 //! The host-agent wire protocol: frames, state machines, limits.
 
 pub mod cause;
+pub mod control;
 pub mod exec;
 pub mod frame;
 pub mod generation;
@@ -8,6 +9,7 @@ pub mod hello;
 pub mod limits;
 pub mod message;
 pub mod session;
+pub mod units;
 mod wire;
 
 pub use cause::{CancelReason, Cause, Counts, Oom, OomScope, Record, StartStage, Stream};

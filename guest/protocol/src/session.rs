@@ -12,10 +12,12 @@ mod agent;
 mod client;
 mod inbound;
 mod outbox;
+mod outgoing;
 
 pub use agent::{AgentSession, Execs, MissingExec, Request};
 pub use client::{ClientSession, Event, RequestError};
 pub(crate) use inbound::Inbound;
+pub(crate) use outgoing::Outgoing;
 
 use crate::frame::FrameError;
 use crate::generation::GenerationId;

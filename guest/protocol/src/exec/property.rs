@@ -129,7 +129,7 @@ fn apply(rig: &mut Rig, step: &Step) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn ex05_streams_are_prefixes_and_the_record_is_one(

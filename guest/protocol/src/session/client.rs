@@ -12,7 +12,7 @@ use crate::message::{
 };
 use crate::wire::WireError;
 
-use super::{Inbound, Violation, demand};
+use super::{Inbound, Outgoing, Violation, demand};
 
 /// The most pings that may be unanswered.
 const MAX_PINGS: usize = 64;
@@ -165,9 +165,7 @@ pub struct ClientSession {
     hello: Hello,
     phase: Phase,
     inbound: Inbound,
-    out: Vec<u8>,
-    head: usize,
-    sequence: u64,
+    out: Outgoing,
     links: BTreeMap<u64, Link>,
     pings: BTreeSet<u64>,
     last_id: u64,
@@ -182,9 +180,7 @@ impl ClientSession {
                 until: now.saturating_add(HELLO_DEADLINE_NS),
             },
             inbound: Inbound::new(Decoder::with_capacity(READ)),
-            out: Vec::new(),
-            head: 0,
-            sequence: 0,
+            out: Outgoing::default(),
             links: BTreeMap::new(),
             pings: BTreeSet::new(),
             last_id: 0,
@@ -343,23 +339,19 @@ impl ClientSession {
         if self.ended() {
             return Err(RequestError::Ended);
         }
-        message.encode(id, self.sequence + 1, &mut self.out)?;
-        self.sequence += 1;
+        self.out
+            .push(|sequence, out| message.encode(id, sequence, out))?;
         Ok(())
     }
 
     /// Bytes to be sent.
     pub fn outgoing(&self) -> &[u8] {
-        &self.out[self.head..]
+        self.out.pending()
     }
 
     /// The first `count` of them were.
     pub fn wrote(&mut self, count: usize) {
-        self.head = self.out.len().min(self.head + count);
-        if self.head * 2 >= self.out.len() {
-            self.out.drain(..self.head);
-            self.head = 0;
-        }
+        self.out.wrote(count);
     }
 
     // In.
