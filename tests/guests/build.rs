@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 use std::{env, fs};
 
 /// The guests, each a file of this name in `guest/`.
-const GUESTS: &[&str] = &["serial", "ends", "noise", "transport"];
+const GUESTS: &[&str] = &["serial", "ends", "noise", "transport", "vsock"];
 
 fn main() -> ExitCode {
     match build() {

@@ -26,7 +26,7 @@ macro_rules! guest {
 /// Writes `!` to the first serial port and powers off.
 pub const SERIAL: &[u8] = guest!("serial");
 
-/// Ends as `end=` on its command line says: `poweroff`, `reset`, `triple`, `spin`; `say=` is printed before.
+/// Ends as `end=` on its command line says: `poweroff`, `reset`, `triple`, `panic`, `spin`; `say=` is printed before.
 pub const ENDS: &[u8] = guest!("ends");
 
 /// Accesses every unclaimed address in every width, then says how many answers were not all-ones.
@@ -34,6 +34,9 @@ pub const NOISE: &[u8] = guest!("noise");
 
 /// Abuses the virtio-mmio transport of the first device and says what it got, a line a check.
 pub const TRANSPORT: &[u8] = guest!("transport");
+
+/// A polling virtio-vsock driver with services for every behaviour of a peer: see [`ports`].
+pub const VSOCK: &[u8] = guest!("vsock");
 
 /// The ports that [`VSOCK`] listens on.
 pub mod ports {
@@ -53,6 +56,8 @@ pub mod ports {
     pub const POWER: u32 = 27;
     /// Resets the connection on the first byte.
     pub const RESET: u32 = 29;
+    /// From its first byte on posts no RX buffer for `hold=` cycles, then is a sink.
+    pub const STARVE: u32 = 33;
     /// Sends a packet from a wrong CID and resets for a stream that does not exist, then echoes.
     pub const FORGE: u32 = 31;
 }
