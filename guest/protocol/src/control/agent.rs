@@ -136,6 +136,11 @@ impl AgentControl {
         self.out.pending()
     }
 
+    /// How many frames were said so far. A panic handler, which has no way to this state, goes on from there.
+    pub fn sent(&self) -> u64 {
+        self.out.sequence()
+    }
+
     /// The first `count` of them were.
     pub fn wrote(&mut self, count: usize) {
         self.out.wrote(count);

@@ -20,6 +20,11 @@ impl Outgoing {
         Ok(())
     }
 
+    /// The sequence number of the last frame.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
     pub(crate) fn pending(&self) -> &[u8] {
         &self.bytes[self.head..]
     }
