@@ -1,0 +1,506 @@
+//! One exec's descriptors and processes: carries out what its state machine decides.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
+use vmm_events::{Interest, Registrar, Source, TimerId};
+use vmm_protocol::exec::{Action, Exec, MainEnd, Room, Settings, Stdin};
+use vmm_protocol::{ClosedWhy, ExecRequest, Oom, OomScope, StartStage, Stream, Winsize};
+
+use crate::agent::Token;
+use crate::cgroup::{Hierarchy, Leaf};
+use crate::command::{self, Ends};
+use crate::reaper::{Reaper, Status};
+use crate::sys::signals;
+use crate::sys::spawn::{self, Failure, Report};
+
+/// Reads of one stream in one turn of the loop: then the others have theirs.
+const READS_A_TURN: usize = 4;
+/// Reads that empty the largest pipe, of a megabyte, and the store's odd ends before it.
+const READS_OUT: usize = 64;
+/// End of file, as a terminal in canonical mode takes it.
+const END_OF_TRANSMISSION: u8 = 4;
+
+/// An exec from its request to its record.
+pub(crate) struct Running<L: Leaf> {
+    pub(crate) state: Exec,
+    /// Its share of the budget for stores.
+    pub(crate) store_bytes: u64,
+    /// When its state machine is to be told the time.
+    pub(crate) timer: Option<(u64, TimerId)>,
+    number: u64,
+    pid: u32,
+    process: Option<OwnedFd>,
+    report: Option<Source<OwnedFd>>,
+    outputs: [Option<Source<OwnedFd>>; 2],
+    stdin: Option<Source<OwnedFd>>,
+    input: Stdin,
+    /// End-of-file characters still owed to a terminal.
+    ends_owed: usize,
+    line_open: bool,
+    terminal: Option<OwnedFd>,
+    leaf: Option<L>,
+    watch: Option<Source<OwnedFd>>,
+    /// Stdin bytes consumed and not yet credited to the client.
+    credit: u64,
+}
+
+/// What an exec needs of the agent to start.
+pub(crate) struct Surroundings<'a, H: Hierarchy> {
+    pub(crate) hierarchy: &'a mut H,
+    pub(crate) registrar: &'a Registrar<Token>,
+    pub(crate) reaper: &'a mut Reaper,
+    pub(crate) environment: &'a [(&'static str, String)],
+    pub(crate) confine: Option<CapabilitySet>,
+}
+
+impl<L: Leaf> Running<L> {
+    /// Starts what was asked for. A start that fails is an exec too, with a record that says so.
+    pub(crate) fn start<H: Hierarchy<Leaf = L>>(
+        number: u64,
+        request: &ExecRequest,
+        surroundings: Surroundings<'_, H>,
+        now: u64,
+    ) -> Self {
+        let settings = Settings::new(request);
+        let mut running = Self {
+            store_bytes: settings.store_bytes(),
+            state: Exec::new(settings, now),
+            timer: None,
+            number,
+            pid: 0,
+            process: None,
+            report: None,
+            outputs: [None, None],
+            stdin: None,
+            input: Stdin::new(),
+            ends_owed: 0,
+            line_open: false,
+            terminal: None,
+            leaf: None,
+            watch: None,
+            credit: 0,
+        };
+        if let Err(failure) = running.spawn(request, surroundings) {
+            running.close_all();
+            running
+                .state
+                .start_failed(failure.stage, failure.errno.raw_os_error());
+        }
+        running
+    }
+
+    fn spawn<H: Hierarchy<Leaf = L>>(
+        &mut self,
+        request: &ExecRequest,
+        surroundings: Surroundings<'_, H>,
+    ) -> Result<(), Failure> {
+        let Surroundings {
+            hierarchy,
+            registrar,
+            reaper,
+            environment,
+            confine,
+        } = surroundings;
+        let mut leaf = hierarchy.create().map_err(Failure::at(StartStage::Leaf))?;
+        let (plan, ends) = command::prepare(request, environment, confine)?;
+        self.register(ends, request, registrar)?;
+        let into = leaf.enter().map_err(Failure::at(StartStage::Leaf))?;
+        let child = spawn::spawn(&plan, into)?;
+        self.leaf = Some(leaf);
+        // In the same turn of the loop: nothing can be collected in between.
+        reaper.expect(child.pid, self.number);
+        self.pid = child.pid.as_raw_nonzero().get().unsigned_abs();
+        self.process = Some(child.pidfd);
+        let report = registrar.register(child.report, Interest::READ, Token::Report(self.number));
+        self.report = Some(report.map_err(watch_failure)?);
+        Ok(())
+    }
+
+    fn register(
+        &mut self,
+        ends: Ends,
+        request: &ExecRequest,
+        registrar: &Registrar<Token>,
+    ) -> Result<(), Failure> {
+        let number = self.number;
+        let watch = |fd, token| {
+            registrar
+                .register(fd, Interest::NONE, token)
+                .map_err(watch_failure)
+        };
+        // Deaf until the program runs, so that no byte comes before the word that it does.
+        self.outputs[0] = Some(watch(ends.stdout, Token::Output(number, Stream::Stdout))?);
+        match ends.stderr {
+            Some(stderr) => {
+                self.outputs[1] = Some(watch(stderr, Token::Output(number, Stream::Stderr))?);
+            }
+            None => self.state.close(Stream::Stderr),
+        }
+        if let Some(stdin) = ends.stdin {
+            self.stdin = Some(watch(stdin, Token::Stdin(number))?);
+        }
+        self.terminal = ends.terminal;
+        if !request.stdin {
+            self.close_stdin();
+        }
+        Ok(())
+    }
+
+    /// The child has something to report, or has become its program.
+    pub(crate) fn report_ready(&mut self) {
+        let Some(report) = &self.report else { return };
+        match spawn::read_report(report.inner().as_fd()) {
+            Ok(Report::Pending) => {}
+            Ok(Report::Running) => {
+                self.report = None;
+                self.state.started(self.number, self.pid);
+                self.listen();
+                self.write_stdin();
+            }
+            Err(failure) => {
+                self.close_all();
+                self.state
+                    .start_failed(failure.stage, failure.errno.raw_os_error());
+            }
+        }
+    }
+
+    /// Bytes, or the end, of a stream.
+    pub(crate) fn output_ready(&mut self, stream: Stream, scratch: &mut [u8], now: u64) {
+        for _ in 0..READS_A_TURN {
+            if !self.read(stream, scratch, now) {
+                break;
+            }
+        }
+        self.listen();
+    }
+
+    /// One read; whether another one may have something.
+    fn read(&mut self, stream: Stream, scratch: &mut [u8], now: u64) -> bool {
+        let Some(source) = &self.outputs[stream.index()] else {
+            return false;
+        };
+        let (result, stored) = match self.state.room(stream) {
+            Room::Store(space) => (rustix::io::read(source.inner(), space), true),
+            Room::Discard => (rustix::io::read(source.inner(), &mut *scratch), false),
+            Room::Wait => return false,
+            Room::Closed => {
+                self.outputs[stream.index()] = None;
+                return false;
+            }
+        };
+        match result {
+            Ok(0) => self.end(stream),
+            Ok(count) if stored => {
+                self.state.commit(stream, count);
+                return true;
+            }
+            Ok(count) => {
+                self.state.drop_bytes(stream, count, now);
+                return true;
+            }
+            Err(Errno::INTR) => return true,
+            Err(Errno::AGAIN) => {
+                if self.state.would_block(stream) {
+                    self.outputs[stream.index()] = None;
+                }
+            }
+            // A terminal whose last user has gone says EIO; nothing else is to be expected.
+            Err(_) => self.end(stream),
+        }
+        false
+    }
+
+    /// What the pipe still holds.
+    fn read_out(&mut self, stream: Stream, scratch: &mut [u8], now: u64) {
+        for _ in 0..READS_OUT {
+            if !self.read(stream, scratch, now) {
+                return;
+            }
+        }
+        // More than any pipe holds: someone who could not be killed is still writing.
+        self.state.would_block(stream);
+    }
+
+    fn end(&mut self, stream: Stream) {
+        self.outputs[stream.index()] = None;
+        self.state.close(stream);
+    }
+
+    /// Watches the streams that have room for more, and only those.
+    pub(crate) fn listen(&mut self) {
+        if self.report.is_some() {
+            return;
+        }
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            let interest = match self.state.room(stream) {
+                Room::Store(_) | Room::Discard => Interest::READ,
+                Room::Wait => Interest::NONE,
+                Room::Closed => {
+                    self.outputs[stream.index()] = None;
+                    continue;
+                }
+            };
+            if let Some(source) = &self.outputs[stream.index()]
+                && source.modify(interest).is_err()
+            {
+                // Out of kernel memory for one more watch: the stream cannot be read any more.
+                self.end(stream);
+            }
+        }
+    }
+
+    /// Stdin bytes from the client, within its credit.
+    pub(crate) fn push_stdin(&mut self, data: &[u8]) {
+        if let Some(last) = data.last() {
+            self.line_open = *last != b'\n';
+        }
+        if self.stdin.is_none() {
+            // Nothing reads: given back at once, or the client would wait for ever.
+            self.credit += data.len() as u64;
+            return;
+        }
+        self.input.push(data);
+        self.write_stdin();
+    }
+
+    /// The client will send no more.
+    pub(crate) fn close_stdin(&mut self) {
+        if self.terminal.is_some() {
+            // An unfinished line takes one to be handed over and one to be the end.
+            self.ends_owed = if self.line_open { 2 } else { 1 };
+        }
+        self.input.close();
+        self.write_stdin();
+    }
+
+    /// Hands pending bytes over as far as they go; the pipe itself once the program runs, so that
+    /// an end that comes early is not lost.
+    pub(crate) fn write_stdin(&mut self) {
+        if self.report.is_some() || self.process.is_none() {
+            return;
+        }
+        while let Some(source) = &self.stdin {
+            let owed = [END_OF_TRANSMISSION; 2];
+            let pending = self.input.pending();
+            let ends = pending.is_empty() && self.ends_owed > 0;
+            let bytes = if ends {
+                &owed[..self.ends_owed.min(2)]
+            } else {
+                pending
+            };
+            if bytes.is_empty() {
+                let _ = source.modify(Interest::NONE);
+                // A terminal stays open for its output and its size.
+                if self.input.ended() && self.terminal.is_none() {
+                    self.stdin = None;
+                }
+                return;
+            }
+            match rustix::io::write(source.inner(), bytes) {
+                Ok(count) if ends => self.ends_owed -= count.min(self.ends_owed),
+                Ok(count) => self.credit += self.input.wrote(count),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    if source.modify(Interest::WRITE).is_ok() {
+                        return;
+                    }
+                    self.break_stdin();
+                }
+                Err(_) => self.break_stdin(),
+            }
+        }
+    }
+
+    fn break_stdin(&mut self) {
+        self.credit += self.input.broke();
+        self.stdin = None;
+        self.state.stdin_closed(ClosedWhy::BrokenPipe);
+    }
+
+    /// Stdin bytes that the client may send anew.
+    pub(crate) fn take_credit(&mut self) -> u64 {
+        std::mem::take(&mut self.credit)
+    }
+
+    /// Another size for the terminal, if it has one.
+    pub(crate) fn resize(&mut self, size: Winsize) {
+        if let Some(terminal) = &self.terminal {
+            let _ = command::resize(terminal, size);
+        }
+    }
+
+    /// A signal for the main process; one that is gone needs none.
+    pub(crate) fn signal(&mut self, number: u8) {
+        if let Some(process) = &self.process {
+            let _ = signals::send(process, number);
+        }
+    }
+
+    /// The main process was collected.
+    pub(crate) fn main_exited(&mut self, status: Status, now: u64) {
+        // Whatever it had to report is in the pipe by now.
+        self.report_ready();
+        self.process = None;
+        if self.populated() == Some(false) {
+            self.state.leaf_empty();
+        }
+        if let Some(oom) = self.memory_kill(status) {
+            self.state.oom(oom, true);
+        }
+        let end = match status {
+            Status::Exited(code) => MainEnd::Exited(code),
+            Status::Signaled(signal) => MainEnd::Signaled(signal),
+            Status::Unknown => MainEnd::Unknown("the kernel gave no status".to_owned()),
+        };
+        self.state.main_exited(end, now);
+    }
+
+    /// Whether the main process's death was a kill for memory. What the agent itself killed is
+    /// none: the state machine puts our own causes first.
+    fn memory_kill(&self, status: Status) -> Option<Oom> {
+        let usage = self.leaf.as_ref()?.usage();
+        (status == Status::Signaled(9) && usage.oom_kills > 0).then(|| Oom {
+            scope: if usage.memory_limit.is_some() {
+                OomScope::Exec
+            } else {
+                OomScope::Guest
+            },
+            pid: self.pid,
+            victim: String::new(),
+            limit: usage.memory_limit.unwrap_or(0),
+            peak: usage.peak_memory,
+        })
+    }
+
+    /// The leaf may have become empty.
+    pub(crate) fn leaf_changed(&mut self) {
+        match self.populated() {
+            Some(false) => {
+                self.watch = None;
+                self.state.leaf_empty();
+            }
+            Some(true) => {}
+            None => self.watch = None,
+        }
+    }
+
+    fn populated(&self) -> Option<bool> {
+        let watch = self.watch.as_ref().map(|watch| watch.inner().as_fd());
+        self.leaf.as_ref()?.populated(watch).ok()
+    }
+
+    /// Does what the state machine asks for until it has no more to ask; whether the exec has
+    /// ended.
+    pub(crate) fn settle(
+        &mut self,
+        registrar: &Registrar<Token>,
+        lingering: &mut Vec<Lingering<L>>,
+        scratch: &mut [u8],
+        now: u64,
+    ) -> bool {
+        while let Some(action) = self.state.action() {
+            match action {
+                Action::Signal(number) => self.signal(number),
+                Action::KillLeaf => self.kill_leaf(registrar),
+                Action::ReadOut => {
+                    for stream in [Stream::Stdout, Stream::Stderr] {
+                        self.read_out(stream, scratch, now);
+                    }
+                }
+                Action::Finish => {
+                    self.finish(registrar, lingering, now);
+                    return true;
+                }
+            }
+        }
+        self.listen();
+        false
+    }
+
+    /// Kills all of it, whatever its state machine thinks: the guest goes down.
+    pub(crate) fn kill(&mut self) {
+        if let Some(leaf) = &mut self.leaf {
+            let _ = leaf.kill();
+        }
+    }
+
+    fn kill_leaf(&mut self, registrar: &Registrar<Token>) {
+        let Some(leaf) = &mut self.leaf else { return };
+        // A leaf that cannot be killed shows as one that does not empty.
+        let _ = leaf.kill();
+        if self.watch.is_none()
+            && let Ok(Some(watch)) = leaf.watch()
+        {
+            let token = Token::Leaf(self.number);
+            self.watch = registrar.register(watch, Interest::PRIORITY, token).ok();
+        }
+        self.leaf_changed();
+    }
+
+    fn finish(
+        &mut self,
+        registrar: &Registrar<Token>,
+        lingering: &mut Vec<Lingering<L>>,
+        now: u64,
+    ) {
+        self.close_all();
+        let usage = self.leaf.as_ref().map(Leaf::usage).unwrap_or_default();
+        if let Some(mut leaf) = self.leaf.take()
+            && leaf.remove().is_err()
+        {
+            // The last process is still on its way out, or will not go at all.
+            let _ = leaf.kill();
+            self.watch = None;
+            let watch = leaf.watch().ok().flatten().and_then(|watch| {
+                registrar
+                    .register(watch, Interest::PRIORITY, Token::Leaf(self.number))
+                    .ok()
+            });
+            lingering.push(Lingering {
+                number: self.number,
+                leaf,
+                watch,
+            });
+        }
+        let usage = vmm_protocol::exec::Usage {
+            cpu_ns: usage.cpu_ns,
+            peak_memory: usage.peak_memory,
+            unproven: false,
+        };
+        self.state.finish(usage, now);
+    }
+
+    fn close_all(&mut self) {
+        self.report = None;
+        self.outputs = [None, None];
+        self.stdin = None;
+        self.terminal = None;
+    }
+}
+
+/// The leaf of an exec that has ended, for the time until it can be removed.
+pub(crate) struct Lingering<L: Leaf> {
+    pub(crate) number: u64,
+    leaf: L,
+    watch: Option<Source<OwnedFd>>,
+}
+
+impl<L: Leaf> Lingering<L> {
+    /// Tries again; whether it is gone.
+    pub(crate) fn retry(&mut self) -> bool {
+        // Reading it rearms the watch.
+        let watch = self.watch.as_ref().map(|watch| watch.inner().as_fd());
+        let _ = self.leaf.populated(watch);
+        self.leaf.remove().is_ok()
+    }
+}
+
+fn watch_failure(_: vmm_events::Error) -> Failure {
+    Failure {
+        stage: StartStage::Pipes,
+        errno: Errno::NOMEM,
+    }
+}
