@@ -1,6 +1,7 @@
 //! The project's own tools: setup, image, kernel, nest, test, bench.
 
 mod apt;
+mod bench;
 mod bzimage;
 mod cpio;
 mod error;
@@ -80,6 +81,9 @@ enum Verb {
     /// directory and the environment are the same. What is written to $VMM_OUT comes back. Leaves with the command's
     /// status; 124 when --timeout passed, 123 when the nest wedged twice, 125 when it could not be started.
     Nest(NestArguments),
+    /// Measure the monitor beside a floor and a peer; raw samples go to target/bench.
+    #[command(subcommand)]
+    Bench(bench::Bench),
     /// An interactive shell with `vmm` on its PATH, where a KVM serves.
     Shell {
         #[command(flatten)]
@@ -143,6 +147,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
             print(kernel.bzimage.parent().unwrap_or(&kernel.bzimage))
         }
         Verb::Run { kvm, flags, argv } => run::run(&place, kvm.kvm, flags, argv),
+        Verb::Bench(bench) => bench::run(&place, bench),
         Verb::Shell { kvm } => run::shell(&place, kvm.kvm),
         Verb::Nest(arguments) => {
             let mut options = nest::Options::new(&place, arguments.command);

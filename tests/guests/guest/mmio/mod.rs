@@ -105,13 +105,20 @@ impl Device {
         );
     }
 
-    /// From reset to live, with three queues of 64 in scratch memory.
+    /// The largest size of a queue, 0 where there is none.
+    pub fn largest(&self, index: u32) -> u16 {
+        self.write(register::QUEUE_SELECT, index);
+        self.read(register::QUEUE_NUM_MAX) as u16
+    }
+
+    /// From reset to live, with three queues of up to 64 in scratch memory.
     pub fn start(&self, features: u64) {
         const SCRATCH: u64 = 0x0200_0000;
         self.begin(features);
         for index in 0..3 {
             let queue = SCRATCH + u64::from(index) * 0x4000;
-            self.queue(index, 64, queue, queue + 0x1000, queue + 0x2000);
+            let size = u32::from(self.largest(index).min(64));
+            self.queue(index, size, queue, queue + 0x1000, queue + 0x2000);
         }
         self.finish();
     }

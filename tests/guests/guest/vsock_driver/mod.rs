@@ -77,7 +77,7 @@ pub struct Vsock {
     tx: Ring,
     layout: Layout,
     free: u16,
-    /// RX buffers taken and not given back: bit set by index.
+    /// Whether RX buffers were given back since the last doorbell.
     returned: bool,
     /// Our own CID.
     pub cid: u64,
@@ -90,15 +90,10 @@ impl Vsock {
         let features = FEATURE_VERSION_1 | if event_idx { FEATURE_EVENT_IDX } else { 0 };
         device.begin(features);
         let rings = [0, 1, 2].map(|index| {
-            let ring = Ring::new(RINGS + index * 0x1_0000, QUEUE_SIZE, event_idx);
+            let size = device.largest(index).min(QUEUE_SIZE);
+            let ring = Ring::new(RINGS + u64::from(index) * 0x1_0000, size, event_idx);
             let (descriptors, available, used) = ring.addresses();
-            device.queue(
-                index as u32,
-                u32::from(QUEUE_SIZE),
-                descriptors,
-                available,
-                used,
-            );
+            device.queue(index, u32::from(size), descriptors, available, used);
             ring
         });
         device.finish();

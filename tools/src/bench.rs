@@ -1,0 +1,68 @@
+//! Measurements of the monitor, beside a floor and a peer, with their raw samples kept as JSON.
+//!
+//! ```text
+//!   boot    spawn to the first serial byte of a fast guest, on the host's own KVM, A B C A B C ...
+//!   size    the monitor's own memory with an idle guest, and what the binaries take on disk
+//! ```
+
+mod boot;
+mod contestant;
+mod report;
+mod size;
+mod stats;
+
+use std::path::PathBuf;
+
+use crate::error::{Error, Result};
+use crate::place::Place;
+
+/// `cargo xtask bench`.
+#[derive(clap::Subcommand)]
+pub enum Bench {
+    /// Spawn to the first serial byte of a fast guest, beside the floor program and a peer.
+    Boot {
+        /// Another monitor to compare with, such as firecracker=/usr/bin/firecracker.
+        #[arg(long, value_name = "NAME=PATH", value_parser = peer)]
+        peer: Option<PathBuf>,
+        /// Rounds in which each program runs once.
+        #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(10..=10_000))]
+        rounds: u32,
+        /// Guest memory in MiB.
+        #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(64..=65_536))]
+        memory: u32,
+    },
+    /// The monitor's own memory with an idle guest of 128 MiB, and the size of the binaries.
+    Size,
+}
+
+/// Runs one and fails where a target is missed.
+pub fn run(place: &Place, bench: Bench) -> Result<u8> {
+    match bench {
+        Bench::Boot {
+            peer,
+            rounds,
+            memory,
+        } => boot::run(place, peer, rounds, memory),
+        Bench::Size => size::run(place),
+    }
+    .map(|()| 0)
+}
+
+/// The peer's path; only one peer is known.
+fn peer(text: &str) -> std::result::Result<PathBuf, String> {
+    match text.split_once('=') {
+        Some(("firecracker", path)) if !path.is_empty() => Ok(path.into()),
+        Some((name, _)) if name != "firecracker" => Err(format!(
+            "{name:?} is not a known peer: use firecracker=PATH"
+        )),
+        _ => Err("expected firecracker=PATH".into()),
+    }
+}
+
+/// All targets that were missed, as one failure.
+fn verdict(missed: &[String]) -> Result<()> {
+    if missed.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Check(missed.join("; ")))
+}
