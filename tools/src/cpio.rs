@@ -95,7 +95,7 @@ mod tests {
         assert!(text.starts_with("07070100000001000041ed0000000000000000000000020000000000000000"));
         assert_eq!(text.matches("070701").count(), 5);
         // 110 bytes of header and `a/b` with its NUL are 114: two of padding, then the data.
-        assert!(text.contains("a/b\0\0\0hello\0\0\0070701"));
+        assert!(text.contains("a/b\0\0\0hello\0\0\x00070701"));
         assert!(text.trim_end_matches('\0').ends_with("TRAILER!!!"));
     }
 }

@@ -63,7 +63,8 @@ pub fn decide(wish: Wish, vmm: &Path) -> Result<Kvm> {
     Ok(kvm)
 }
 
-fn diagnose(vmm: &Path) -> Result<Diagnosis> {
+/// What `vmm` says of the host.
+pub fn diagnose(vmm: &Path) -> Result<Diagnosis> {
     let mut command = Command::new(vmm);
     command
         .args(["doctor", "--json"])

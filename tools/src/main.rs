@@ -3,6 +3,7 @@
 mod apt;
 mod bench;
 mod bzimage;
+mod cases;
 mod cpio;
 mod error;
 mod image;
@@ -15,16 +16,16 @@ mod process;
 mod run;
 mod say;
 mod setup;
+mod test;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
-use crate::error::{Naming, Result};
+use crate::error::Result;
 use crate::place::Place;
 
 /// The project's own tools.
@@ -84,11 +85,35 @@ enum Verb {
     /// Measure the monitor beside a floor and a peer; raw samples go to target/bench.
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Run every check of the project, the cheapest first; the machine tests in one nest or on the host.
+    Test(TestArguments),
+    /// List the cases of tests/cases.toml with their tests, levels and results.
+    ///
+    /// Runs what has not run since it was built. Fails when a case has no test, or one that failed or is ignored.
+    Cases {
+        #[command(flatten)]
+        kvm: KvmArgument,
+        /// Take away each protection that has a negative control, and demand that its test fails.
+        #[arg(long)]
+        negative: bool,
+    },
     /// An interactive shell with `vmm` on its PATH, where a KVM serves.
     Shell {
         #[command(flatten)]
         kvm: KvmArgument,
     },
+}
+
+#[derive(clap::Args)]
+struct TestArguments {
+    #[command(flatten)]
+    kvm: KvmArgument,
+    /// Run this step only; may be given several times.
+    #[arg(long = "step", value_enum)]
+    steps: Vec<test::Step>,
+    /// Run the tests whose name contains this only.
+    #[arg(value_parser = filter)]
+    filter: Option<String>,
 }
 
 #[derive(clap::Args)]
@@ -148,6 +173,20 @@ fn dispatch(verb: Verb) -> Result<u8> {
         }
         Verb::Run { kvm, flags, argv } => run::run(&place, kvm.kvm, flags, argv),
         Verb::Bench(bench) => bench::run(&place, bench),
+        Verb::Test(TestArguments { kvm, steps, filter }) => test::run(
+            &place,
+            &test::Options {
+                wish: kvm.kvm,
+                steps,
+                filter,
+            },
+        )
+        .map(|()| 0),
+        Verb::Cases { negative: true, .. } => cases::negative(&place).map(|()| 0),
+        Verb::Cases {
+            kvm,
+            negative: false,
+        } => cases::show(&place, kvm.kvm).map(|()| 0),
         Verb::Shell { kvm } => run::shell(&place, kvm.kvm),
         Verb::Nest(arguments) => {
             let mut options = nest::Options::new(&place, arguments.command);
@@ -161,8 +200,20 @@ fn dispatch(verb: Verb) -> Result<u8> {
 
 /// The command's one line of data.
 fn print(path: &Path) -> Result<u8> {
-    writeln!(std::io::stdout(), "{}", path.display()).naming(|| "write to stdout".into())?;
-    Ok(0)
+    say::data(path.display()).map(|()| 0)
+}
+
+/// A part of a test's name: it is a word of a command line in the nest.
+fn filter(text: &str) -> std::result::Result<String, String> {
+    let plain = !text.is_empty()
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | ':'));
+    if plain {
+        Ok(text.to_owned())
+    } else {
+        Err("expected letters, digits, _ and :".into())
+    }
 }
 
 /// A time with its unit; a bare number is seconds.

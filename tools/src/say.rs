@@ -28,3 +28,9 @@ impl Drop for Progress {
         }
     }
 }
+
+/// One piece of data, on stdout.
+pub fn data(text: impl std::fmt::Display) -> crate::error::Result<()> {
+    use crate::error::Naming;
+    writeln!(std::io::stdout(), "{text}").naming(|| "write to stdout".into())
+}
