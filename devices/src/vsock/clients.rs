@@ -83,6 +83,11 @@ impl Clients {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn pretend_owner(&mut self, owner: u32) {
+        self.owner = owner;
+    }
+
     /// How many are waiting.
     pub(super) fn len(&self) -> usize {
         self.waiting.len()

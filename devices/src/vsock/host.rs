@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_events::{Answer, Interest, Readiness, Registrar, Source, TimerId, Timers};
 
 use super::clients::{self, Clients, Progress};
-use super::connection::Connection;
 use super::handshake::{self, Asked, Refusal, Situation};
 use super::header::Header;
 use super::muxer::{Key, Muxer};
 use super::outbox::Outbox;
 use super::shared::Shared;
+use super::stream::{Greeting, Reading, Stream};
 use super::{ControlSink, CreateError, Deadlines, Fence, Token, VsockConfig};
 use crate::virtio::Kick;
 
@@ -81,17 +81,17 @@ pub struct VsockHost {
     kicks: Vec<Kick>,
     /// Keeps the doorbells registered.
     _bells: Vec<Source<OwnedFd>>,
-    register: Box<dyn Register>,
+    pub(super) register: Box<dyn Register>,
     clients: Clients,
     /// Connections whose host side is over and whose guest has not answered.
-    closing: HashMap<Key, TimerId>,
-    lingering: HashMap<u64, (Source<OwnedFd>, Outbox)>,
-    next_lingering: u64,
-    timers: Timers<Deadline>,
+    pub(super) closing: HashMap<Key, TimerId>,
+    pub(super) lingering: HashMap<u64, (Source<OwnedFd>, Outbox)>,
+    pub(super) next_lingering: u64,
+    pub(super) timers: Timers<Deadline>,
     epoch: u64,
     more: bool,
     control: Option<Box<dyn ControlSink>>,
-    control_connection: Option<Key>,
+    pub(super) control_connection: Option<Key>,
     fence: Fence,
     agent_ready: Arc<AtomicBool>,
     agent_port: u32,
@@ -99,50 +99,17 @@ pub struct VsockHost {
     socket: PathBuf,
     guest_ports: BTreeMap<u32, PathBuf>,
     max_connections: usize,
-    deadlines: Deadlines,
-}
-
-/// The host's end of a connection.
-#[derive(Debug)]
-pub(super) struct Stream {
-    pub(super) source: Source<OwnedFd>,
-    pub(super) outbox: Outbox,
-    pub(super) reading: Reading,
-    /// How much to read at once: grows while reads are full, so that a trickle costs one buffer and a flood
-    /// few system calls.
-    pub(super) burst: u32,
-    greeting: Option<Greeting>,
-}
-
-/// Where a stream stands with its data for the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reading {
-    /// None known: the loop watches for some.
-    Idle,
-    /// In the line of readable ones.
-    Ready,
-    /// There may be some, but the guest has no room for it.
-    NoCredit,
-}
-
-/// The answer that a client waits for.
-#[derive(Clone, Copy, Debug)]
-struct Greeting {
-    tagged: bool,
-    timer: TimerId,
+    pub(super) deadlines: Deadlines,
 }
 
 /// What to do when a time has come.
 #[derive(Clone, Copy, Debug)]
-enum Deadline {
+pub(super) enum Deadline {
     /// The guest has not answered a client's request.
     Connect(Key),
     /// The guest has not answered the end of a connection.
     Close(Key),
 }
-
-/// First read of a stream: one buffer of a Linux guest.
-pub(super) const BURST_START: u32 = 4096;
 
 impl VsockHost {
     pub(super) fn new<T>(
@@ -295,6 +262,12 @@ impl VsockHost {
         streams.chain(lingering).sum()
     }
 
+    /// For tests as an ordinary user: as if the sandbox were another's.
+    #[cfg(test)]
+    pub(super) fn pretend_owner(&mut self, owner: u32) {
+        self.clients.pretend_owner(owner);
+    }
+
     // Clients: from the line to the guest's answer.
 
     fn on_client(&mut self, id: u64) -> bool {
@@ -348,7 +321,7 @@ impl VsockHost {
         }
     }
 
-    fn refuse(&mut self, socket: impl AsFd, refusal: Refusal) {
+    pub(super) fn refuse(&mut self, socket: impl AsFd, refusal: Refusal) {
         self.counters.refusals += 1;
         clients::answer(socket, &refusal.to_string());
     }
@@ -473,170 +446,6 @@ impl VsockHost {
         true
     }
 
-    /// Sends what is queued for the host.
-    pub(super) fn flush(&mut self, key: Key) {
-        let Some(stream) = self.streams.get_mut(&key) else {
-            return;
-        };
-        match stream.outbox.flush(stream.source.inner().as_fd()) {
-            Ok(sent) => {
-                self.forwarded(key, sent);
-                self.after_flush(key);
-            }
-            Err(_) => self.host_lost(key),
-        }
-    }
-
-    /// Passes the end of the guest's data on, once all of it has gone to the socket.
-    pub(super) fn after_flush(&mut self, key: Key) {
-        self.touched.push(key);
-        let (Some(stream), Some(connection)) = (self.streams.get(&key), self.muxer.connection(key))
-        else {
-            return;
-        };
-        if connection.guest_sends() || !stream.outbox.is_empty() {
-            return;
-        }
-        let _ = rustix::net::shutdown(stream.source.inner(), Shutdown::Write);
-        if !connection.reads_host() {
-            // Neither side sends any more.
-            self.host_gone(key);
-        }
-    }
-
-    /// A direction has ended by the guest's word.
-    pub(super) fn on_guest_ended(&mut self, key: Key) {
-        let (Some(stream), Some(connection)) = (self.streams.get(&key), self.muxer.connection(key))
-        else {
-            return;
-        };
-        if !connection.guest_receives() {
-            // Tells the host's writer at once, instead of letting it fill its socket.
-            let _ = rustix::net::shutdown(stream.source.inner(), Shutdown::Read);
-        }
-        self.after_flush(key);
-    }
-
-    /// Counts data of the guest that has left our buffer.
-    pub(super) fn forwarded(&mut self, key: Key, bytes: usize) {
-        // Bounded by the credit window, which is a u32.
-        let bytes = bytes as u32;
-        if bytes > 0 {
-            self.muxer
-                .update(key, |connection| connection.forwarded(bytes));
-        }
-    }
-
-    /// The host's socket has failed with data of the guest on its way. What the host sent before that is still
-    /// read, then the guest gets a reset.
-    pub(super) fn host_lost(&mut self, key: Key) {
-        let dropped = self
-            .streams
-            .get_mut(&key)
-            .map_or(0, |stream| stream.outbox.clear());
-        self.forwarded(key, dropped);
-        let goes_on = self.muxer.update(key, |connection| {
-            connection.host_stopped_receiving(true) && connection.reads_host()
-        });
-        match goes_on {
-            Some(true) => self.make_readable(key),
-            Some(false) => self.reset(key),
-            None => {}
-        }
-    }
-
-    /// End of file on the host's socket; all of its data is with the guest.
-    pub(super) fn on_host_ended(&mut self, key: Key) {
-        match self.muxer.update(key, Connection::host_ended) {
-            Some(true) => {
-                let over = self.muxer.connection(key).is_some_and(|connection| {
-                    connection.host_done() || (!connection.guest_sends() && connection.held() == 0)
-                });
-                if over {
-                    self.host_gone(key);
-                } else {
-                    self.touched.push(key);
-                }
-            }
-            Some(false) => self.reset(key),
-            None => {}
-        }
-    }
-
-    /// The host's side is over in both directions: its socket is closed now, and the guest has until a
-    /// deadline to say that it has understood.
-    pub(super) fn host_gone(&mut self, key: Key) {
-        let lost = self
-            .streams
-            .remove(&key)
-            .is_some_and(|stream| !stream.outbox.is_empty());
-        let in_order = self.muxer.update(key, |connection| {
-            connection.host_stopped_receiving(lost) & connection.host_ended()
-        });
-        match in_order {
-            Some(true) => {
-                let deadline = self.now + self.deadlines.close;
-                let timer = self.timers.insert(deadline, Deadline::Close(key));
-                self.closing.insert(key, timer);
-                self.control_ended(key);
-            }
-            Some(false) => self.reset(key),
-            None => {}
-        }
-    }
-
-    /// Ends a connection from our side with a reset to the guest.
-    pub(super) fn reset(&mut self, key: Key) {
-        self.muxer.reset(key);
-        self.closed(key, Refusal::Refused("the connection was reset"));
-    }
-
-    /// The connection is gone from the muxer: lets go of its socket and all else that it has.
-    pub(super) fn closed(&mut self, key: Key, refusal: Refusal) {
-        if let Some(stream) = self.streams.remove(&key)
-            && let Some(greeting) = stream.greeting
-        {
-            self.timers.cancel(greeting.timer);
-            self.refuse(stream.source.inner(), refusal);
-        }
-        if let Some(timer) = self.closing.remove(&key) {
-            self.timers.cancel(timer);
-        }
-        self.control_ended(key);
-    }
-
-    /// The guest is done both ways: what it has sent goes to the host all the same.
-    pub(super) fn on_finished(&mut self, key: Key) {
-        if let Some(stream) = self.streams.remove(&key)
-            && !stream.outbox.is_empty()
-        {
-            self.linger(stream);
-        }
-        self.closed(key, Refusal::Refused("the guest closed the connection"));
-    }
-
-    fn linger(&mut self, stream: Stream) {
-        let id = self.next_lingering;
-        self.next_lingering += 1;
-        let source = stream.source.inner().try_clone().ok().and_then(|socket| {
-            self.register
-                .register(socket, Interest::WRITE, Token::Lingering(id))
-                .ok()
-        });
-        match source {
-            Some(source) => {
-                self.lingering.insert(id, (source, stream.outbox));
-            }
-            None => tracing::warn!("the last bytes of a connection are lost: no descriptor"),
-        }
-    }
-
-    fn control_ended(&mut self, key: Key) {
-        if self.control_connection == Some(key) {
-            self.control_connection = None;
-        }
-    }
-
     /// Puts a stream in the line of those with data for the guest.
     pub(super) fn make_readable(&mut self, key: Key) {
         if let Some(stream) = self.streams.get_mut(&key)
@@ -706,45 +515,4 @@ impl fmt::Debug for VsockHost {
             .field("counters", &self.counters)
             .finish_non_exhaustive()
     }
-}
-
-impl Stream {
-    fn new(source: Source<OwnedFd>, greeting: Option<Greeting>) -> Self {
-        Self {
-            source,
-            outbox: Outbox::default(),
-            reading: Reading::Idle,
-            burst: BURST_START,
-            greeting,
-        }
-    }
-
-    /// What can be acted on now, and nothing else: a socket that has hung up reports so for as long as it is
-    /// watched for anything, so that one whose data cannot be taken must not be watched at all (VS01).
-    fn interest(&self, connection: &Connection) -> Interest {
-        if !connection.is_open() {
-            return Interest::NONE;
-        }
-        let reads = connection.reads_host();
-        let idle = self.reading == Reading::Idle || negative_control("VS01");
-        let interest = Interest::NONE
-            .with(Interest::READ, reads && idle)
-            .with(Interest::WRITE, !self.outbox.is_empty());
-        if interest.is_none() && !reads {
-            // Only for the hang-up, which comes unasked with any interest.
-            return Interest::PRIORITY;
-        }
-        interest
-    }
-}
-
-/// True if a test asks for this protection to be left out, to see that its test notices.
-#[cfg(feature = "negative-control")]
-fn negative_control(case: &str) -> bool {
-    std::env::var_os("VMM_NEGATIVE_CONTROL").is_some_and(|removed| removed == case)
-}
-
-#[cfg(not(feature = "negative-control"))]
-fn negative_control(_: &str) -> bool {
-    false
 }

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! One idea a file: [`header`], [`credit`], [`connection`], [`muxer`] and [`handshake`] are pure; `queues` turns
-//! descriptor chains into slices; `io` and `outbox` move bytes; `clients` speaks the `CONNECT` line; `host` and
-//! `pump` are the loop that drives them.
+//! descriptor chains into slices; `io` and `outbox` move bytes; `clients` speaks the `CONNECT` line; `stream` is
+//! the host's end of a connection and `ending` how it ends; `host` and `pump` are the loop that drives them.
 //!
 //! Data is read from a host socket straight into the guest's receive buffers (many of them by one call) and
 //! written from the guest's transmit buffers straight to the socket; only what the socket does not take at once
@@ -19,6 +19,7 @@
 mod clients;
 pub mod connection;
 pub mod credit;
+mod ending;
 pub mod handshake;
 pub mod header;
 mod hex;
@@ -29,6 +30,7 @@ mod outbox;
 mod pump;
 mod queues;
 mod shared;
+mod stream;
 
 use std::collections::BTreeMap;
 use std::fmt;

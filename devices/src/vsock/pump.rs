@@ -13,11 +13,12 @@ use vm_memory::{GuestMemoryMmap, VolatileSlice};
 use super::connection::Connection;
 use super::handshake::Refusal;
 use super::header::Header;
-use super::host::{BURST_START, Reading, Stream, VsockHost};
+use super::host::VsockHost;
 use super::io;
 use super::muxer::{Key, Verdict};
 use super::queues::{QueueError, RxBatch, next_tx, truncate, wants_interrupt};
 use super::shared::Active;
+use super::stream::{BURST_START, Reading, Stream};
 
 /// Packets of the guest taken in one portion.
 const TX_PORTION: usize = 128;

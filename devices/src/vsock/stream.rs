@@ -1,0 +1,82 @@
+//! The host's end of a connection: a socket, what is queued for it, and what the loop watches it for.
+
+use std::os::fd::OwnedFd;
+
+use vmm_events::{Interest, Source, TimerId};
+
+use super::connection::Connection;
+use super::outbox::Outbox;
+
+/// First read of a stream: one buffer of a Linux guest.
+pub(super) const BURST_START: u32 = 4096;
+
+/// The host's end of a connection.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) source: Source<OwnedFd>,
+    pub(super) outbox: Outbox,
+    pub(super) reading: Reading,
+    /// How much to read at once: grows while reads are full, so that a trickle costs one buffer and a flood
+    /// few system calls.
+    pub(super) burst: u32,
+    pub(super) greeting: Option<Greeting>,
+}
+
+/// Where a stream stands with its data for the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// None known: the loop watches for some.
+    Idle,
+    /// In the line of readable ones.
+    Ready,
+    /// There may be some, but the guest has no room for it.
+    NoCredit,
+}
+
+/// The answer that a client waits for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Greeting {
+    pub(super) tagged: bool,
+    pub(super) timer: TimerId,
+}
+
+impl Stream {
+    pub(super) fn new(source: Source<OwnedFd>, greeting: Option<Greeting>) -> Self {
+        Self {
+            source,
+            outbox: Outbox::default(),
+            reading: Reading::Idle,
+            burst: BURST_START,
+            greeting,
+        }
+    }
+
+    /// What can be acted on now, and nothing else: a socket that has hung up reports so for as long as it is
+    /// watched for anything, so that one whose data cannot be taken must not be watched at all (VS01).
+    pub(super) fn interest(&self, connection: &Connection) -> Interest {
+        if !connection.is_open() {
+            return Interest::NONE;
+        }
+        let reads = connection.reads_host();
+        let idle = self.reading == Reading::Idle || negative_control("VS01");
+        let interest = Interest::NONE
+            .with(Interest::READ, reads && idle)
+            .with(Interest::WRITE, !self.outbox.is_empty());
+        if interest.is_none() && !reads {
+            // Only for the hang-up, which comes unasked with any interest.
+            return Interest::PRIORITY;
+        }
+        interest
+    }
+}
+
+/// True if a test asks for this protection to be left out, to see that its test notices.
+#[cfg(feature = "negative-control")]
+fn negative_control(case: &str) -> bool {
+    std::env::var_os("VMM_NEGATIVE_CONTROL").is_some_and(|removed| removed == case)
+}
+
+#[cfg(not(feature = "negative-control"))]
+fn negative_control(_: &str) -> bool {
+    false
+}
