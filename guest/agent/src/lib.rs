@@ -65,3 +65,10 @@ pub mod reaper;
 mod running;
 mod sessions;
 pub mod sys;
+
+/// Whether a test has taken the protection of this case away. Always false unless the crate is
+/// built with the feature `negative-control`.
+fn negative_control(case: &str) -> bool {
+    cfg!(feature = "negative-control")
+        && std::env::var_os("VMM_NEGATIVE_CONTROL").is_some_and(|value| value == case)
+}

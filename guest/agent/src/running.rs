@@ -428,6 +428,10 @@ impl<L: Leaf> Running<L> {
     }
 
     fn kill_leaf(&mut self, registrar: &Registrar<Token>) {
+        if crate::negative_control("EX02") {
+            // Only the main process: what a descendant elsewhere does is then nobody's business.
+            return self.signal(9);
+        }
         let Some(leaf) = &mut self.leaf else { return };
         // A leaf that cannot be killed shows as one that does not empty.
         let _ = leaf.kill();

@@ -335,15 +335,33 @@ fn become_user(user: &User) -> Result<(), Errno> {
 /// Ignored signals and the blocked mask outlive `execve`, and the Rust runtime ignores SIGPIPE.
 /// The agent's own handler must not run in the child, whose memory it would not find as it is.
 fn reset_signals() {
-    // SAFETY: this process is about to execute another program; `signal` and `sigprocmask` are
-    // async-signal-safe, and an empty set is written before it is read.
-    unsafe {
-        for number in 1..=libc::SIGSYS {
-            libc::signal(number, libc::SIG_DFL);
+    // `struct kernel_sigaction`: handler, flags, restorer, mask; all zero is the default action.
+    let default = [0u64; 4];
+    // By number and past the C library, which keeps two real-time signals to itself.
+    for number in 1..=64 {
+        // SAFETY: reads a kernel_sigaction with a mask of eight bytes; this process is about to
+        // execute another program and needs no handler.
+        unsafe {
+            let none = ptr::null_mut::<u64>();
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                number,
+                default.as_ptr(),
+                none,
+                8usize,
+            );
         }
-        let mut none: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut none);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
+    }
+    // SAFETY: reads an empty set of eight bytes.
+    unsafe {
+        let none = ptr::null_mut::<u64>();
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            default.as_ptr(),
+            none,
+            8usize,
+        );
     }
 }
 

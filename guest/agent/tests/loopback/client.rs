@@ -65,14 +65,6 @@ impl Outcome {
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
-
-    /// What was said besides output, in order.
-    pub fn events(&self) -> Vec<&Said> {
-        self.said
-            .iter()
-            .filter(|said| !matches!(said, Said::Output(..)))
-            .collect()
-    }
 }
 
 impl Client {

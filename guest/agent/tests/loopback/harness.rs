@@ -129,20 +129,57 @@ impl Sandbox {
             .count()
     }
 
+    /// Children of the agent, dead ones that nobody has collected included.
+    pub fn children(&self) -> usize {
+        let id = self.process.id();
+        let tasks = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
+        tasks
+            .map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap())
+            .map(|children| children.split_whitespace().count())
+            .sum()
+    }
+
+    /// How often the agent has gone to sleep, which is how often it was woken.
+    pub fn wakeups(&self) -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
+        tasks
+            .map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap())
+            .map(|status| number(&status, "voluntary_ctxt_switches"))
+            .sum()
+    }
+
+    /// Waits until the agent sleeps: nothing more happens by itself.
+    pub fn until_asleep(&self) {
+        let mut last = self.wakeups();
+        loop {
+            // Nothing is ever readable here; this only lets time pass.
+            readable_within(&self.control.stream, Duration::from_millis(100));
+            let now = self.wakeups();
+            if now == last {
+                return;
+            }
+            last = now;
+        }
+    }
+
     /// A number from the agent's /proc/self/status.
     pub fn status(&self, field: &str) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix(field))
-            .unwrap();
-        line.trim_start_matches(':')
-            .split_whitespace()
-            .next()
-            .unwrap()
-            .parse()
-            .unwrap()
+        number(&text, field)
     }
+}
+
+fn number(text: &str, field: &str) -> u64 {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(field))
+        .unwrap();
+    line.trim_start_matches(':')
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap()
 }
 
 impl Drop for Sandbox {
@@ -187,6 +224,20 @@ impl Control {
         life.restore_count = generation.counter - 1;
         self.send(&ControlToAgent::Life(Box::new(life)));
         assert_eq!(self.next(), Some(ControlToHost::Ready(generation)));
+    }
+
+    /// Waits for the question whether the life is still the same.
+    pub fn asked(&mut self) -> u64 {
+        match self.next() {
+            Some(ControlToHost::Confirm(token)) => token,
+            other => panic!("not asked but {other:?}"),
+        }
+    }
+
+    /// Waits for that question and says yes.
+    pub fn confirm(&mut self, generation: GenerationId) {
+        let token = self.asked();
+        self.send(&ControlToAgent::Confirmed { token, generation });
     }
 
     pub fn send(&mut self, message: &ControlToAgent) {
