@@ -244,3 +244,175 @@ impl Decoder {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::limits::{MAX_DATA, MAX_EXEC_PAYLOAD, MAX_PAYLOAD};
+    use crate::message::{ClientMessage, ExecRequest};
+
+    fn header(kind: FrameKind, length: usize) -> [u8; HEADER_LEN] {
+        Header {
+            length: length as u32,
+            kind,
+            id: 1,
+            sequence: 1,
+        }
+        .encode()
+    }
+
+    #[test]
+    fn ho03_lengths_at_zero_max_and_one_more_of_every_kind() {
+        for kind in FrameKind::ALL.iter().copied() {
+            let limit = max_payload(kind);
+            for length in [0, limit] {
+                assert!(
+                    Header::decode(&header(kind, length)).is_ok(),
+                    "{kind:?} {length}"
+                );
+            }
+            for length in [limit + 1, u32::MAX as usize] {
+                let error = Header::decode(&header(kind, length)).unwrap_err();
+                assert_eq!(
+                    error,
+                    FrameError::Length {
+                        kind,
+                        length: length as u32,
+                        limit
+                    }
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn ho03_every_kind_has_one_byte_and_no_other_byte_is_one() {
+        let known: Vec<u8> = FrameKind::ALL.iter().map(|kind| *kind as u8).collect();
+        for kind in 0..=255 {
+            let mut bytes = header(FrameKind::Ping, 0);
+            bytes[4] = kind;
+            assert_eq!(
+                Header::decode(&bytes).is_ok(),
+                known.contains(&kind),
+                "{kind:#x}"
+            );
+        }
+    }
+
+    #[test]
+    fn se01_every_reserved_bit_is_refused() {
+        for bit in 0..24 {
+            let mut bytes = header(FrameKind::Ping, 0);
+            bytes[5 + bit / 8] |= 1 << (bit % 8);
+            assert_eq!(
+                Header::decode(&bytes),
+                Err(FrameError::Reserved { bits: 1 << bit })
+            );
+        }
+    }
+
+    #[test]
+    fn ho03_memory_of_a_decoder_is_one_frame_while_it_arrives() {
+        let mut decoder = Decoder::new();
+        for (kind, length) in [
+            (FrameKind::Exec, MAX_EXEC_PAYLOAD),
+            (FrameKind::Stdin, MAX_PAYLOAD),
+        ] {
+            let mut sent = header(kind, length).to_vec();
+            sent.resize(HEADER_LEN + length, 7);
+            let mut rest = sent.as_slice();
+            while !rest.is_empty() {
+                assert!(matches!(decoder.next(), Ok(None)));
+                let space = decoder.space();
+                let count = space.len().min(rest.len()).min(1000);
+                space[..count].copy_from_slice(&rest[..count]);
+                decoder.filled(count);
+                rest = &rest[count..];
+                assert!(
+                    decoder.buffer.len() <= HEADER_LEN + length,
+                    "{}",
+                    decoder.buffer.len()
+                );
+            }
+            assert_eq!(
+                decoder.next().unwrap().map(|frame| frame.payload.len()),
+                Some(length)
+            );
+            decoder.space();
+            assert_eq!(decoder.buffer.len(), 4096, "given back");
+        }
+    }
+
+    #[test]
+    fn refused_header_stays_refused() {
+        let mut decoder = Decoder::new();
+        decoder.space()[..HEADER_LEN].copy_from_slice(&[0xff; HEADER_LEN]);
+        decoder.filled(HEADER_LEN);
+        for _ in 0..3 {
+            assert!(decoder.next().is_err());
+            assert!(!decoder.space().is_empty());
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn frames_come_out_as_they_went_in_however_they_are_cut(
+            sizes in proptest::collection::vec(prop_oneof![0..100_usize, Just(MAX_DATA), Just(70_000_usize)], 1..12),
+            cuts in proptest::collection::vec(1..90_000_usize, 1..20),
+            capacity in prop_oneof![Just(0_usize), Just(4096_usize), Just(256_usize << 10)],
+        ) {
+            let mut stream = Vec::new();
+            for (at, size) in sizes.iter().enumerate() {
+                let data = vec![at as u8; *size];
+                let message = match *size > MAX_DATA {
+                    true => ClientMessage::Exec(Box::new(ExecRequest::new([data]))),
+                    false => ClientMessage::Stdin(&data),
+                };
+                prop_assert!(message.encode(9, at as u64, &mut stream).is_ok());
+            }
+            let mut decoder = Decoder::with_capacity(capacity);
+            let (mut rest, mut cuts, mut seen) = (stream.as_slice(), cuts.iter().cycle(), 0);
+            loop {
+                while let Some(frame) = decoder.next().unwrap_or_else(|error| unreachable!("{error}")) {
+                    prop_assert_eq!(frame.header.sequence, seen as u64);
+                    match ClientMessage::decode(&frame) {
+                        Ok(ClientMessage::Stdin(data)) => prop_assert_eq!(data, vec![seen as u8; sizes[seen]]),
+                        Ok(ClientMessage::Exec(exec)) => prop_assert_eq!(exec.argv[0].len(), sizes[seen]),
+                        other => prop_assert!(false, "{:?}", other),
+                    }
+                    seen += 1;
+                }
+                if rest.is_empty() {
+                    break;
+                }
+                let space = decoder.space();
+                prop_assert!(!space.is_empty());
+                let count = space.len().min(rest.len()).min(*cuts.next().unwrap_or(&1));
+                space[..count].copy_from_slice(&rest[..count]);
+                decoder.filled(count);
+                rest = &rest[count..];
+            }
+            prop_assert_eq!(seen, sizes.len());
+            prop_assert!(!decoder.partial());
+        }
+
+        #[test]
+        fn ho03_any_bytes_are_frames_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut decoder = Decoder::with_capacity(bytes.len());
+            decoder.space()[..bytes.len()].copy_from_slice(&bytes);
+            decoder.filled(bytes.len());
+            let end = loop {
+                match decoder.next() {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break true,
+                    Err(_) => break false,
+                }
+            };
+            prop_assert!(!end || !decoder.space().is_empty());
+        }
+    }
+}

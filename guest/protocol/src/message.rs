@@ -170,3 +170,8 @@ fn seal(
     out[start..start + HEADER_LEN].copy_from_slice(&header.encode());
     Ok(())
 }
+
+#[cfg(test)]
+mod golden;
+#[cfg(test)]
+mod tests;
