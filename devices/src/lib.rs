@@ -93,6 +93,7 @@
 pub mod console;
 pub mod pvpanic;
 pub mod serial;
+mod sparse;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod virtio;

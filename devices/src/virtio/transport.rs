@@ -19,6 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::registers as reg;
 use super::{ActivateError, Activation, Interrupt, VirtioDevice};
+use crate::sparse::Sparse;
 
 /// Size of a device's window in guest physical address space, in bytes.
 pub const MMIO_WINDOW: u64 = 0x1000;
@@ -47,7 +48,8 @@ pub struct VirtioMmio<D> {
     driver_features: u64,
     queue_sel: u32,
     queues: Vec<QueueSetup>,
-    refused_writes: u64,
+    refused_writes: Sparse,
+    failed_activations: Sparse,
 }
 
 /// What the driver has written about one queue: untrusted until [`QueueSetup::queue`].
@@ -79,7 +81,8 @@ impl<D: VirtioDevice> VirtioMmio<D> {
             driver_features: 0,
             queue_sel: 0,
             queues,
-            refused_writes: 0,
+            refused_writes: Sparse::default(),
+            failed_activations: Sparse::default(),
         }
     }
 
@@ -95,7 +98,7 @@ impl<D: VirtioDevice> VirtioMmio<D> {
 
     /// How many writes the state machine has refused.
     pub fn refused_writes(&self) -> u64 {
-        self.refused_writes
+        self.refused_writes.count()
     }
 
     /// True between `DRIVER_OK` and reset or failure.
@@ -270,7 +273,10 @@ impl<D: VirtioDevice> VirtioMmio<D> {
 
     fn activate(&mut self) {
         if let Err(error) = self.try_activate() {
-            tracing::warn!(%error, device = self.device.device_id(), "device not activated");
+            if let Some(count) = self.failed_activations.tell() {
+                let device = self.device.device_id();
+                tracing::warn!(%error, device, count, "device not activated");
+            }
             self.interrupt.signal_needs_reset();
         }
     }
@@ -312,15 +318,8 @@ impl<D: VirtioDevice> VirtioMmio<D> {
     }
 
     fn refuse(&mut self, offset: u64, width: usize) {
-        self.refused_writes += 1;
-        // A guest can do this without end: the first of each power of two is told.
-        if self.refused_writes.is_power_of_two() {
-            tracing::debug!(
-                offset,
-                width,
-                count = self.refused_writes,
-                "register write refused"
-            );
+        if let Some(count) = self.refused_writes.tell() {
+            tracing::debug!(offset, width, count, "register write refused");
         }
     }
 }

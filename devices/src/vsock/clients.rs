@@ -19,6 +19,7 @@ use super::handshake::{MAX_LINE, Refusal};
 use super::host::Register;
 use super::io::retry;
 use super::{CreateError, Deadlines, Token};
+use crate::sparse::Sparse;
 
 /// Clients accepted in one go.
 const ACCEPT_BATCH: usize = 64;
@@ -36,6 +37,7 @@ pub(super) struct Clients {
     owner: u32,
     /// When the listener, deaf for lack of places or descriptors, may be heard again.
     rest: Option<Instant>,
+    failures: Sparse,
 }
 
 #[derive(Debug)]
@@ -80,6 +82,7 @@ impl Clients {
             deadlines,
             owner: rustix::process::geteuid().as_raw(),
             rest: None,
+            failures: Sparse::default(),
         })
     }
 
@@ -108,7 +111,9 @@ impl Clients {
                 Err(error) => {
                     // Out of descriptors or memory: the client stays in the backlog, which would wake the
                     // loop for ever.
-                    tracing::warn!(%error, "cannot accept a client");
+                    if let Some(count) = self.failures.tell() {
+                        tracing::warn!(%error, count, "cannot accept a client");
+                    }
                     self.rest_until(now + REST);
                     return;
                 }
@@ -189,7 +194,7 @@ impl Clients {
                     },
                 );
             }
-            Err(error) => tracing::warn!(%error, "cannot watch a client"),
+            Err(error) => tracing::debug!(%error, "cannot watch a client"),
         }
     }
 

@@ -10,7 +10,7 @@ use super::connection::Connection;
 use super::handshake::Refusal;
 use super::host::{Deadline, VsockHost};
 use super::muxer::Key;
-use super::stream::Stream;
+use super::stream::{Reading, Stream};
 
 impl VsockHost {
     /// Sends what is queued for the host.
@@ -107,8 +107,7 @@ impl VsockHost {
     /// deadline to say that it has understood.
     pub(super) fn host_gone(&mut self, key: Key) {
         let lost = self
-            .streams
-            .remove(&key)
+            .take_stream(key)
             .is_some_and(|stream| !stream.outbox.is_empty());
         let in_order = self.muxer.update(key, |connection| {
             connection.host_stopped_receiving(lost) & connection.host_ended()
@@ -133,7 +132,7 @@ impl VsockHost {
 
     /// The connection is gone from the muxer: lets go of its socket and all else that it has.
     pub(super) fn closed(&mut self, key: Key, refusal: Refusal) {
-        if let Some(stream) = self.streams.remove(&key)
+        if let Some(stream) = self.take_stream(key)
             && let Some(greeting) = stream.greeting
         {
             self.timers.cancel(greeting.timer);
@@ -147,7 +146,7 @@ impl VsockHost {
 
     /// The guest is done both ways: what it has sent goes to the host all the same.
     pub(super) fn on_finished(&mut self, key: Key) {
-        if let Some(stream) = self.streams.remove(&key)
+        if let Some(stream) = self.take_stream(key)
             && !stream.outbox.is_empty()
         {
             self.linger(stream);
@@ -167,8 +166,17 @@ impl VsockHost {
             Some(source) => {
                 self.lingering.insert(id, (source, stream.outbox));
             }
-            None => tracing::warn!("the last bytes of a connection are lost: no descriptor"),
+            None => tracing::debug!("the last bytes of a connection are lost: no descriptor"),
         }
+    }
+
+    /// Takes a stream out of all lists, so that none grows by connections that come and go.
+    fn take_stream(&mut self, key: Key) -> Option<Stream> {
+        let stream = self.streams.remove(&key)?;
+        if stream.reading == Reading::Ready {
+            self.readable.retain(|readable| *readable != key);
+        }
+        Some(stream)
     }
 
     fn control_ended(&mut self, key: Key) {

@@ -20,6 +20,7 @@ use super::outbox::Outbox;
 use super::shared::Shared;
 use super::stream::{Greeting, Reading, Stream};
 use super::{ControlSink, CreateError, Deadlines, Fence, Token, VsockConfig};
+use crate::sparse::Sparse;
 use crate::virtio::Kick;
 
 /// Guest ports below this one take a privilege that workloads do not have.
@@ -99,6 +100,8 @@ pub struct VsockHost {
     socket: PathBuf,
     guest_ports: BTreeMap<u32, PathBuf>,
     max_connections: usize,
+    failures: Sparse,
+    control_refused: Sparse,
     pub(super) deadlines: Deadlines,
 }
 
@@ -168,6 +171,8 @@ impl VsockHost {
             socket: config.socket,
             guest_ports: config.guest_ports,
             max_connections: config.limits.connections,
+            failures: Sparse::default(),
+            control_refused: Sparse::default(),
             deadlines: config.deadlines,
         })
     }
@@ -222,7 +227,9 @@ impl VsockHost {
             match self.pump(active) {
                 Ok(more) => self.more = more,
                 Err(error) => {
-                    tracing::warn!(%error, "vsock needs a reset");
+                    if let Some(count) = self.failures.tell() {
+                        tracing::warn!(%error, count, "vsock needs a reset");
+                    }
                     active.interrupt.signal_needs_reset();
                     slot.active = None;
                     self.end_all();
@@ -266,6 +273,12 @@ impl VsockHost {
     #[cfg(test)]
     pub(super) fn pretend_owner(&mut self, owner: u32) {
         self.clients.pretend_owner(owner);
+    }
+
+    /// Length of all lists of work, for tests.
+    #[cfg(test)]
+    pub(super) fn pending(&self) -> usize {
+        self.readable.len() + self.touched.len() + self.timers.len() + self.muxer.pending()
     }
 
     // Clients: from the line to the guest's answer.
@@ -315,7 +328,7 @@ impl VsockHost {
                 self.streams.insert(key, Stream::new(source, greeting));
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot watch a client");
+                tracing::debug!(%error, "cannot watch a client");
                 self.muxer.reset(key);
             }
         }
@@ -378,7 +391,10 @@ impl VsockHost {
     /// Our end of a new control connection: one at a time, and only from a port that takes privilege.
     fn control_socket(&mut self, key: Key) -> Option<OwnedFd> {
         if key.guest_port >= PRIVILEGED_PORTS || self.control_connection.is_some() {
-            tracing::warn!(port = key.guest_port, "control connection refused");
+            if let Some(count) = self.control_refused.tell() {
+                let port = key.guest_port;
+                tracing::warn!(port, count, "control connection refused");
+            }
             return None;
         }
         let sink = self.control.as_mut()?;
@@ -467,7 +483,6 @@ impl VsockHost {
             self.timers.cancel(timer);
         }
         self.control_connection = None;
-        self.readable.clear();
         self.touched.clear();
         self.muxer.clear();
     }

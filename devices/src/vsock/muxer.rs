@@ -299,6 +299,12 @@ impl Muxer {
         self.resets_dropped
     }
 
+    /// Length of all lists, for tests.
+    #[cfg(test)]
+    pub(super) fn pending(&self) -> usize {
+        self.owing.len() + self.owing_set.len() + self.resets.len()
+    }
+
     fn header(&mut self, key: Key, op: Op, flags: u32, len: u32) -> Option<Header> {
         let (buf_alloc, fwd_cnt) = self.connections.get_mut(&key)?.stamp();
         Some(Header {
@@ -342,6 +348,10 @@ impl Muxer {
 
     fn remove(&mut self, key: Key) -> Option<Connection> {
         let connection = self.connections.remove(&key)?;
+        if self.owing_set.remove(&key) {
+            // Or connections that come and go while the guest takes no packet would pile up here.
+            self.owing.retain(|owing| *owing != key);
+        }
         if connection.origin() == Origin::Host {
             self.host_ports.remove(&key.host_port);
         }

@@ -139,8 +139,16 @@ impl VsockHost {
                     }
                 }
             }
-            // Nobody wants it any more, as the guest has been told; what was on its way is dropped.
-            _ => self.forwarded(key, length),
+            // Nobody takes it any more. What was on its way when the guest was told so is lost, and the end
+            // of the connection will not pretend otherwise.
+            _ => {
+                self.forwarded(key, length);
+                let lost =
+                    |connection: &mut Connection| connection.host_stopped_receiving(length > 0);
+                if self.muxer.update(key, lost) == Some(false) {
+                    self.reset(key);
+                }
+            }
         }
     }
 

@@ -3,10 +3,13 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use vm_memory::{Bytes, GuestAddress};
+
 use super::*;
-use crate::testing::{RX_BUFFER, read};
+use crate::testing::{DriverQueue, Part, RX_BUFFER, read};
 use crate::vsock::Key;
 use crate::vsock::header::{HEADER_LEN, MAX_PAYLOAD, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 
@@ -522,4 +525,83 @@ fn connections_of_before_a_reset_never_reach_the_driver_after_it() {
         &[],
     );
     assert_eq!(ops(&rig.exchange()), [Op::Reset]);
+}
+
+#[test]
+fn data_for_a_host_that_has_gone_ends_in_reset() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rig = Rig::new(folder.path(), |_| ());
+    let (server, header) = dialled(&mut rig, 700, 5000);
+    drop(server);
+    assert_eq!(ops(&rig.exchange()).last(), Some(&Op::Shutdown));
+    // On its way before the guest has looked.
+    rig.send_data(header, b"too late");
+    assert_eq!(ops(&rig.exchange()), [Op::Reset]);
+    assert_eq!(rig.host.connections(), 0);
+    assert_eq!(rig.host.timeout(rig.now), None);
+}
+
+#[test]
+fn reset_by_a_vcpu_while_the_loop_works_does_no_harm() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rig = Rig::new(folder.path(), |_| ());
+    let Rig {
+        ref mut driver,
+        ref mut host,
+        ref mut poller,
+        ref mut rx,
+        ref mut tx,
+        ref memory,
+        now,
+        ..
+    } = rig;
+    let header = Rig::header(700, 5000, Op::Shutdown).to_bytes();
+    let packet = GuestAddress(0x10_0000);
+    memory.write_slice(&header, packet).unwrap();
+    let running = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        // The vCPU: sends, rings, resets and starts again without waiting for anybody.
+        scope.spawn(|| {
+            for _ in 0..2000 {
+                assert_eq!(driver.negotiate(1 << 32), 11);
+                *rx = DriverQueue::new(memory, 0x1_0000, 256, false);
+                *tx = DriverQueue::new(memory, 0x2_0000, 256, false);
+                driver.set_up(0, rx);
+                driver.set_up(1, tx);
+                assert_eq!(driver.add_status(4), 15);
+                for (queue, writable) in [(&mut *rx, true), (&mut *tx, false)] {
+                    for _ in 0..20 {
+                        let (address, length) = (packet.0 + u64::from(writable) * 4096, 45);
+                        queue.add(&[Part {
+                            address,
+                            length,
+                            writable,
+                        }]);
+                    }
+                }
+                driver.write(0x50, 0);
+                driver.write(0x50, 1);
+            }
+            // While the device is down, the used ring is the driver's alone.
+            driver.reset();
+            let zeros = [0; 0x1000];
+            memory
+                .write_slice(&zeros, GuestAddress(tx.used_ring()))
+                .unwrap();
+            assert!(tx.next_used().is_none());
+            running.store(false, Ordering::SeqCst);
+        });
+        while running.load(Ordering::SeqCst) {
+            poller.wait(Some(Duration::from_millis(1))).unwrap();
+            while let Some(event) = poller.next_event() {
+                let answer = host.dispatch(event.token, event.readiness, now);
+                poller.answer(&event, answer);
+            }
+            host.settle(now);
+        }
+    });
+    assert!(rig.host.counters().tx_packets > 0);
+    rig.start();
+    rig.connected(80);
+    assert_eq!(rig.poller.counters().muted, 0);
 }

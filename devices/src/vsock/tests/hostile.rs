@@ -308,3 +308,29 @@ fn ho03_every_header_field_at_0_1_max_and_max_plus_1() {
         }
     }
 }
+
+#[test]
+fn ho01_connections_that_come_and_go_without_a_buffer_posted_do_not_pile_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rig = Rig::new(folder.path(), |_| ());
+    let server = UnixListener::bind(rig.server_path(5000)).unwrap();
+    // One stays, so that what is owed to it heads every list.
+    rig.send(Rig::header(1, 5000, Op::Request), &[]);
+    rig.run();
+    let mut kept = server.accept().unwrap().0;
+    std::io::Write::write_all(&mut kept, b"banner").unwrap();
+    for port in 2..5000 {
+        let header = Rig::header(port, 5000, Op::Request);
+        rig.send(header, &[]);
+        rig.run();
+        let mut client = server.accept().unwrap().0;
+        std::io::Write::write_all(&mut client, b"banner").unwrap();
+        rig.run();
+        rig.send(with(header, Op::Reset, 0), &[]);
+        rig.run();
+    }
+    assert_eq!(rig.host.connections(), 1);
+    assert!(rig.host.pending() <= 4, "{}", rig.host.pending());
+    let packets = rig.exchange();
+    assert_eq!(data(&packets), b"banner");
+}
