@@ -33,8 +33,9 @@ impl Settings {
 
     /// The most memory that this exec's output takes, for the budget of all stores.
     pub fn store_bytes(&self) -> u64 {
-        // An uncapped exec holds up to a ring's worth of unacknowledged bytes, in blocks that are released whole.
-        self.output_limit.unwrap_or(2 * UNCAPPED_RING as u64)
+        // An uncapped exec holds up to a ring's worth of unacknowledged bytes in four blocks, and each of its two
+        // streams can have one partly acknowledged block, one partly filled, and a spare.
+        self.output_limit.unwrap_or(UNCAPPED_RING as u64 / 2 * 5)
     }
 }
 
