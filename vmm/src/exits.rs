@@ -57,6 +57,10 @@ impl Outcome {
         self.waker.wake();
     }
 
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
     pub(crate) fn reason(&self) -> Option<ExitReason> {
         lock(&self.reason).clone()
     }

@@ -3,8 +3,11 @@
 pub mod acpi;
 pub mod boot;
 pub mod bus;
+pub mod cli;
+pub mod console;
 pub mod cpuid;
 pub mod exits;
+pub mod image;
 pub mod kvm;
 pub mod layout;
 pub mod machine;

@@ -74,17 +74,33 @@ pub enum Error {
     List(&'static str),
 }
 
-/// Ends a machine from any thread.
+/// Ends a machine from any thread. Made before the machine, so that what the machine is built of may use it.
 #[derive(Clone)]
 pub struct Handle {
     outcome: Arc<Outcome>,
 }
 
 impl Handle {
+    /// A handle for a machine to come.
+    ///
+    /// # Errors
+    /// [`Error::Events`] when no descriptor is left.
+    pub fn new() -> Result<Self, Error> {
+        Ok(Self {
+            outcome: Arc::new(Outcome::new(Waker::new()?)),
+        })
+    }
+
     /// Stops the machine at once, like pulling its plug. `run` then returns [`ExitReason::Stopped`], unless the
     /// guest has ended it first.
     pub fn stop(&self) {
         self.outcome.end(ExitReason::Stopped);
+    }
+
+    /// Becomes readable, and stays so, when the machine ends.
+    #[must_use]
+    pub fn ended(&self) -> &Waker {
+        self.outcome.waker()
     }
 }
 
@@ -94,9 +110,7 @@ impl Handle {
 pub struct Machine {
     vcpus: Vec<Vcpu>,
     bus: Arc<Bus>,
-    poller: Poller<Token>,
-    outcome: Arc<Outcome>,
-    waker: Waker,
+    handle: Handle,
     _vm: VmFd,
     memory: GuestMemoryMmap,
 }
@@ -114,14 +128,14 @@ impl Machine {
     /// # Errors
     /// All of [`Error`]; nothing is left behind.
     pub fn build(config: &Config, console: Console) -> Result<Self, Error> {
-        Self::build_on(Path::new(kvm::DEVICE), config, console)
+        Self::build_with(Handle::new()?, config, console)
     }
 
-    /// Builds a machine on another KVM device.
+    /// Builds a machine that `handle` stops.
     ///
     /// # Errors
     /// As for [`Machine::build`].
-    pub fn build_on(device: &Path, config: &Config, console: Console) -> Result<Self, Error> {
+    pub fn build_with(handle: Handle, config: &Config, console: Console) -> Result<Self, Error> {
         // What can be wrong with the user's input comes before anything that costs time.
         if !(1..=MAX_CPUS).contains(&config.cpus) {
             return Err(Error::Cpus(config.cpus));
@@ -133,7 +147,7 @@ impl Machine {
             Some(path) => Some((initramfs::open(path)?, path.as_path())),
             None => None,
         };
-        let kvm = kvm::open(device)?;
+        let kvm = kvm::open(Path::new(kvm::DEVICE))?;
         let capabilities = Capabilities::ask(&kvm)?;
         if usize::from(config.cpus) > capabilities.max_cpus {
             return Err(Error::Cpus(config.cpus));
@@ -157,14 +171,10 @@ impl Machine {
         let bus = Arc::new(Bus::new(console, serial, Vec::new()));
 
         let vcpus = vcpus(&kvm, &vm, config.cpus, capabilities, kernel.entry)?;
-        let waker = Waker::new()?;
-        let outcome = Arc::new(Outcome::new(waker.clone()));
         Ok(Self {
             vcpus,
             bus,
-            poller: Poller::new()?,
-            outcome,
-            waker,
+            handle,
             _vm: vm,
             memory,
         })
@@ -173,9 +183,7 @@ impl Machine {
     /// A handle to stop it with.
     #[must_use]
     pub fn handle(&self) -> Handle {
-        Handle {
-            outcome: self.outcome.clone(),
-        }
+        self.handle.clone()
     }
 
     /// Guest memory, shared with the machine.
@@ -199,14 +207,14 @@ impl Machine {
         let Self {
             vcpus,
             bus,
-            mut poller,
-            outcome,
-            waker,
+            handle,
             _vm,
             memory,
         } = self;
+        let Handle { outcome } = handle;
         let stop = Arc::new(AtomicBool::new(false));
-        let _end = poller.register(waker, Interest::READ, Token::End)?;
+        let mut poller = Poller::new()?;
+        let _end = poller.register(outcome.waker().clone(), Interest::READ, Token::End)?;
         let mut running = Threads {
             threads: Vec::with_capacity(vcpus.len()),
             stop: stop.clone(),

@@ -1,3 +1,7 @@
-//! A KVM microVM monitor with an integrated guest agent.
+//! The `vmm` command: see [`vmm::cli`].
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(vmm::cli::main(std::env::args_os().collect()))
+}

@@ -45,8 +45,7 @@ pub fn write(
     header: Option<setup_header>,
     initramfs: Option<Placed>,
 ) -> Result<(), vm_memory::GuestMemoryError> {
-    let mut params = boot_params::default();
-    params.hdr = header.unwrap_or_else(|| setup_header {
+    let hdr = header.unwrap_or_else(|| setup_header {
         boot_flag: BOOT_FLAG,
         header: HEADER_MAGIC,
         kernel_alignment: KERNEL_ALIGNMENT,
@@ -54,6 +53,10 @@ pub fn write(
         loadflags: LOADED_HIGH,
         ..Default::default()
     });
+    let mut params = boot_params {
+        hdr,
+        ..Default::default()
+    };
     params.hdr.type_of_loader = LOADER_UNDEFINED;
     params.hdr.cmd_line_ptr = CMDLINE as u32;
     params.acpi_rsdp_addr = ACPI;

@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn tables_do_not_overlap() {
         assert!(BOOT_GDT + size_of_val(&GDT) as u64 <= BOOT_IDT);
-        assert!(BOOT_PARAMS + 4096 <= BOOT_STACK && BOOT_STACK < BOOT_PML4);
-        assert!(BOOT_PML4 + 4096 <= BOOT_PDPT && BOOT_PDPT + 4096 <= BOOT_PD);
+        const { assert!(BOOT_PARAMS + 4096 <= BOOT_STACK && BOOT_STACK < BOOT_PML4) };
+        const { assert!(BOOT_PML4 + 4096 <= BOOT_PDPT && BOOT_PDPT + 4096 <= BOOT_PD) };
     }
 }

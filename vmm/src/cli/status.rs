@@ -1,0 +1,15 @@
+//! Exit statuses (the numbers of a workload's causes live in the protocol).
+
+/// All went well.
+pub const OK: u8 = 0;
+/// The command line was wrong, for verbs other than `run`.
+pub const USAGE: u8 = 2;
+/// This tool failed before the workload started, or lost it.
+pub const TOOL: u8 = 125;
+/// Added to the number of the signal that ended us.
+const SIGNALED: u8 = 128;
+
+/// The status of a process that a signal ended, as shells have it.
+pub const fn signaled(signal: i32) -> u8 {
+    SIGNALED.wrapping_add(signal as u8)
+}

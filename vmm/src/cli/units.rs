@@ -1,0 +1,305 @@
+//! Values with units as people write them: exact, never rounded through a float, refused with the value named.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use vmm_protocol::limits::{MAX_OUTPUT_LIMIT, MAX_TIMEOUT_NS};
+use vmm_protocol::{Policy, User};
+
+use crate::boot::cmdline as boot_cmdline;
+use crate::{machine, memory};
+
+/// Largest number of bytes or nanoseconds that any flag takes.
+const MAX: u128 = u64::MAX as u128;
+
+const SIZES: [(&str, u128); 12] = [
+    ("", 1),
+    ("b", 1),
+    ("k", 1 << 10),
+    ("kb", 1 << 10),
+    ("kib", 1 << 10),
+    ("m", 1 << 20),
+    ("mb", 1 << 20),
+    ("mib", 1 << 20),
+    ("g", 1 << 30),
+    ("gb", 1 << 30),
+    ("gib", 1 << 30),
+    ("t", 1 << 40),
+];
+
+const TIMES: [(&str, u128); 7] = [
+    ("", 1_000_000_000),
+    ("ns", 1),
+    ("us", 1_000),
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+];
+
+/// A decimal number with one of `units`, in its smallest unit. Parts of the smallest unit are refused.
+fn scaled(text: &str, units: &[(&str, u128)], example: &str) -> Result<u64, String> {
+    let bad = || format!("{text:?} is not a number with a unit: use for instance {example}");
+    let digits = text.len()
+        - text
+            .trim_start_matches(|c: char| c.is_ascii_digit() || c == '.')
+            .len();
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.to_ascii_lowercase();
+    let (_, scale) = units
+        .iter()
+        .find(|(name, _)| *name == unit)
+        .ok_or_else(bad)?;
+    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+    if whole.is_empty() || part.is_empty() || part.contains('.') {
+        return Err(bad());
+    }
+    let too_large = || format!("{text:?} is too large");
+    let whole: u128 = whole.parse().map_err(|_| too_large())?;
+    let places = u32::try_from(part.len())
+        .ok()
+        .filter(|places| *places <= 18)
+        .ok_or_else(bad)?;
+    let part: u128 = part.parse().map_err(|_| bad())?;
+    let tens = 10u128.pow(places);
+    if !(part * scale).is_multiple_of(tens) {
+        return Err(format!("{text:?} is finer than the smallest unit"));
+    }
+    whole
+        .checked_mul(*scale)
+        .and_then(|value| value.checked_add(part * scale / tens))
+        .filter(|value| *value <= MAX)
+        .map(|value| value as u64)
+        .ok_or_else(too_large)
+}
+
+/// Guest memory.
+pub fn memory(text: &str) -> Result<u64, String> {
+    let bytes = scaled(text, &SIZES, "256M")?;
+    memory::check(bytes).map_err(|error| error.to_string())?;
+    Ok(bytes)
+}
+
+/// A number of vCPUs.
+pub fn cpus(text: &str) -> Result<u8, String> {
+    text.parse()
+        .ok()
+        .filter(|cpus| (1..=machine::MAX_CPUS).contains(cpus))
+        .ok_or_else(|| format!("{text:?} vCPUs: use 1 to {}", machine::MAX_CPUS))
+}
+
+/// A part of a kernel command line.
+pub fn cmdline(text: &str) -> Result<String, String> {
+    boot_cmdline::check(text, None).map_err(|error| error.to_string())?;
+    Ok(text.to_owned())
+}
+
+/// A path that is not empty.
+pub fn folder(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() {
+        Err("an empty path".to_owned())
+    } else {
+        Ok(text.into())
+    }
+}
+
+/// A time that is not zero.
+pub fn time(text: &str) -> Result<Duration, String> {
+    let nanoseconds = scaled(text, &TIMES, "10s or 500ms")?;
+    if (1..=MAX_TIMEOUT_NS).contains(&nanoseconds) {
+        Ok(Duration::from_nanos(nanoseconds))
+    } else {
+        Err(format!(
+            "{text:?} is out of range: use more than zero and at most {}h",
+            MAX_TIMEOUT_NS / TIMES[6].1 as u64
+        ))
+    }
+}
+
+/// A cap on output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutputLimit(pub Option<u64>);
+
+/// A cap on output, or `none`.
+pub fn output_limit(text: &str) -> Result<OutputLimit, String> {
+    if text == "none" {
+        return Ok(OutputLimit(None));
+    }
+    let bytes = scaled(text, &SIZES, "1M, or none")?;
+    if (1..=MAX_OUTPUT_LIMIT).contains(&bytes) {
+        Ok(OutputLimit(Some(bytes)))
+    } else {
+        Err(format!(
+            "{text:?} is out of range: use 1 to {MAX_OUTPUT_LIMIT} bytes, or none"
+        ))
+    }
+}
+
+/// What happens at the cap.
+pub fn policy(text: &str) -> Result<Policy, String> {
+    match text {
+        "kill" => Ok(Policy::Kill),
+        "drain" => Ok(Policy::Drain),
+        _ => Err(format!("{text:?} is neither kill nor drain")),
+    }
+}
+
+/// `NAME=VALUE`, in any bytes but NUL (which no argument can hold).
+#[derive(Clone, Debug)]
+pub struct EnvParser;
+
+impl clap::builder::TypedValueParser for EnvParser {
+    type Value = OsString;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        _: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<OsString, clap::Error> {
+        match value.as_bytes().iter().position(|byte| *byte == b'=') {
+            Some(1..) => Ok(value.to_owned()),
+            _ => Err(clap::Error::raw(
+                clap::error::ErrorKind::ValueValidation,
+                format!("invalid value {value:?} for '--env': use NAME=VALUE\n"),
+            )
+            .with_cmd(command)),
+        }
+    }
+}
+
+/// `UID` or `UID:GID`; the group is the user's number where it is not given.
+pub fn user(text: &str) -> Result<User, String> {
+    let bad = || format!("{text:?} is not UID or UID:GID in numbers, for instance 1000:1000");
+    let id = |part: &str| {
+        // -1 as an id means "leave it" to the kernel.
+        part.parse::<u32>()
+            .ok()
+            .filter(|id| *id != u32::MAX && part.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let (uid, gid) = text.split_once(':').unwrap_or((text, text));
+    let (uid, gid) = (id(uid).ok_or_else(bad)?, id(gid).ok_or_else(bad)?);
+    Ok(User {
+        uid,
+        gid,
+        groups: Vec::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_exact() {
+        assert_eq!(memory("256M"), Ok(256 << 20));
+        assert_eq!(memory("4GiB"), Ok(4 << 30));
+        assert_eq!(memory("0.5g"), Ok(512 << 20));
+        assert_eq!(memory("8388608"), Ok(8 << 20));
+        assert_eq!(time("10"), Ok(Duration::from_secs(10)));
+        assert_eq!(time("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(time("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(output_limit("1M"), Ok(OutputLimit(Some(1 << 20))));
+        assert_eq!(output_limit("none"), Ok(OutputLimit(None)));
+    }
+
+    #[test]
+    fn ex16_timeouts_out_of_range_are_refused_with_the_value() {
+        for text in [
+            "-1",
+            "-1s",
+            "nan",
+            "NaN",
+            "inf",
+            "infinity",
+            "0",
+            "0s",
+            "0.0ms",
+            "1e3",
+            "9999999h",
+            "",
+            "s",
+            ".",
+            "1.",
+            ".5s",
+            "1.5ns",
+            "99999999999999999999999999",
+            "1 s",
+            "1..2s",
+            "+1s",
+            "340282366920938463463374607431768211456",
+        ] {
+            let error = time(text).unwrap_err();
+            assert!(error.contains(text), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn ex16_limits_out_of_range_are_refused_with_the_value() {
+        for text in [
+            "-1",
+            "0",
+            "0M",
+            "nan",
+            "inf",
+            "None",
+            "2G",
+            "1.5",
+            "18446744073709551616",
+            "1X",
+            "",
+        ] {
+            let error = output_limit(text).unwrap_err();
+            assert!(error.contains(text), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn cl01_machine_flags_out_of_range_are_refused_with_the_value() {
+        for text in ["0", "1M", "-4", "1", "100M1", "2000T", "4097"] {
+            memory(text).unwrap_err();
+        }
+        for text in ["0", "33", "-1", "1.0", "", "256"] {
+            assert!(cpus(text).unwrap_err().contains(text));
+        }
+        assert!(cmdline("a\nb").unwrap_err().contains("0x0a"));
+        cmdline(&"x".repeat(4000)).unwrap_err();
+        folder("").unwrap_err();
+    }
+
+    #[test]
+    fn cl01_users_are_numbers() {
+        assert_eq!(
+            user("5"),
+            Ok(User {
+                uid: 5,
+                gid: 5,
+                groups: vec![]
+            })
+        );
+        assert_eq!(
+            user("5:6"),
+            Ok(User {
+                uid: 5,
+                gid: 6,
+                groups: vec![]
+            })
+        );
+        for text in [
+            "",
+            ":",
+            "5:",
+            ":5",
+            "root",
+            "-1",
+            "+1",
+            "4294967295",
+            "1:4294967296",
+            "1:2:3",
+        ] {
+            assert!(user(text).unwrap_err().contains(text));
+        }
+    }
+}
