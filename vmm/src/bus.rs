@@ -5,9 +5,11 @@
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use vm_superio::{Serial, Trigger};
+use vmm_devices::pvpanic::{self, PanicEvent};
+use vmm_devices::serial::SerialPort;
+use vmm_devices::virtio::MmioDevice;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::acpi::{self, RESET_VALUE};
@@ -17,18 +19,8 @@ use crate::layout::{
     VIRTIO_MMIO_SIZE,
 };
 
-/// A device with memory-mapped registers.
-pub trait MmioDevice {
-    /// A read of `data.len()` bytes at `offset`.
-    fn read(&mut self, offset: u64, data: &mut [u8]);
-    /// A write at `offset`.
-    fn write(&mut self, offset: u64, data: &[u8]);
-}
-
 /// Keyboard controller command that pulses the CPU's reset line.
 const KEYBOARD_RESET: u8 = 0xfe;
-/// pvpanic: bit 0 is "panicked", the one event that we ask for (QEMU `docs/specs/pvpanic.rst`).
-const PANICKED: u8 = 1;
 const SERIAL_LAST: u16 = SERIAL + 7;
 /// Unclaimed accesses that are logged; the rest is only counted.
 const LOGGED: u64 = 16;
@@ -38,33 +30,28 @@ pub type SharedDevice = Arc<Mutex<dyn MmioDevice + Send>>;
 /// Where the serial port's bytes go. It must not block for longer than a stop of the machine may take.
 pub type Console = Box<dyn Write + Send>;
 
-/// Raises the serial port's interrupt.
-struct Line(EventFd);
-
-impl Trigger for Line {
-    type E = std::io::Error;
-
-    fn trigger(&self) -> Result<(), Self::E> {
-        self.0.write(1)
-    }
-}
-
 /// All that a guest can reach outside its memory.
 pub struct Bus {
-    serial: Mutex<Serial<Line, vm_superio::serial::NoEvents, Console>>,
-    devices: Vec<SharedDevice>,
+    serial: Mutex<SerialPort<Console>>,
+    devices: OnceLock<Vec<SharedDevice>>,
     unclaimed: AtomicU64,
 }
 
 impl Bus {
-    /// A bus with a serial port that raises `interrupt`, and virtio-mmio devices in order.
+    /// A bus with a serial port that raises `interrupt`, and no other device yet.
     #[must_use]
-    pub fn new(console: Console, interrupt: EventFd, devices: Vec<SharedDevice>) -> Self {
+    pub fn new(console: Console, interrupt: EventFd) -> Self {
         Self {
-            serial: Mutex::new(Serial::new(Line(interrupt), console)),
-            devices,
+            serial: Mutex::new(SerialPort::new(interrupt, console)),
+            devices: OnceLock::new(),
             unclaimed: AtomicU64::new(0),
         }
+    }
+
+    /// Puts the virtio-mmio devices at their addresses, in order. Once, before the first vCPU runs; later calls
+    /// change nothing.
+    pub fn attach(&self, devices: Vec<SharedDevice>) {
+        let _ = self.devices.set(devices);
     }
 
     /// Accesses so far that nobody owned.
@@ -77,8 +64,7 @@ impl Bus {
         if width == 1 && (SERIAL..=SERIAL_LAST).contains(&port) {
             let mut serial = lock(&self.serial);
             for &byte in data {
-                // A console that is gone is not the guest's fault.
-                let _ = serial.write((port - SERIAL) as u8, byte);
+                serial.write(port - SERIAL, &[byte]);
             }
             return None;
         }
@@ -137,6 +123,7 @@ impl Bus {
         let offset = address.checked_sub(VIRTIO_MMIO)?;
         let device = self
             .devices
+            .get()?
             .get(usize::try_from(offset / VIRTIO_MMIO_SIZE).ok()?)?;
         let offset = offset % VIRTIO_MMIO_SIZE;
         (offset + length as u64 <= VIRTIO_MMIO_SIZE).then_some((device, offset))
@@ -145,26 +132,30 @@ impl Bus {
     fn byte_out(&self, port: u16, byte: u8) -> Claim {
         match port {
             SERIAL..=SERIAL_LAST => {
-                let _ = lock(&self.serial).write((port - SERIAL) as u8, byte);
+                lock(&self.serial).write(port - SERIAL, &[byte]);
                 Claim::Yes
             }
             SLEEP_CONTROL if acpi::turns_off(byte) => Claim::End(ExitReason::Shutdown),
             RESET if byte == RESET_VALUE => Claim::End(ExitReason::Reset),
             KEYBOARD_COMMAND if byte == KEYBOARD_RESET => Claim::End(ExitReason::Reset),
-            PANIC if byte & PANICKED != 0 => Claim::End(ExitReason::Panic(None)),
+            PANIC if pvpanic::write(&[byte]) == Some(PanicEvent::Panicked) => {
+                Claim::End(ExitReason::Panic(None))
+            }
             SLEEP_CONTROL | SLEEP_STATUS | RESET | KEYBOARD_COMMAND | PANIC => Claim::Yes,
             _ => Claim::No,
         }
     }
 
     fn byte_in(&self, port: u16) -> Option<u8> {
+        let mut byte = [0];
         match port {
-            SERIAL..=SERIAL_LAST => Some(lock(&self.serial).read((port - SERIAL) as u8)),
-            PANIC => Some(PANICKED),
+            SERIAL..=SERIAL_LAST => lock(&self.serial).read(port - SERIAL, &mut byte),
+            PANIC => pvpanic::read(&mut byte),
             // 0x64: input buffer empty, so that a reset through it is not waited for.
-            SLEEP_CONTROL | SLEEP_STATUS | RESET | KEYBOARD_COMMAND => Some(0),
-            _ => None,
+            SLEEP_CONTROL | SLEEP_STATUS | RESET | KEYBOARD_COMMAND => {}
+            _ => return None,
         }
+        Some(byte[0])
     }
 
     fn note(&self, what: &str, address: u64, length: usize) {
@@ -216,7 +207,8 @@ mod tests {
         let console = Shared::default();
         let device = Arc::new(Mutex::new(Device::default()));
         let devices: Vec<SharedDevice> = vec![device.clone()];
-        let bus = Bus::new(Box::new(console.clone()), EventFd::new(0).unwrap(), devices);
+        let bus = Bus::new(Box::new(console.clone()), EventFd::new(0).unwrap());
+        bus.attach(devices);
         (bus, console, device)
     }
 

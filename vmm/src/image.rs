@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 ///
 /// The serial driver is told that there is no port, since a byte through it costs an exit; the early console
 /// stays for what `quiet` lets through: errors and panics, which belong in the console log.
-pub const CMDLINE_AGENT: &str = "earlycon=uart8250,io,0x3f8 keep_bootcon quiet 8250.nr_uarts=0 panic=-1 pci=off rdinit=/.vmm/agent";
+pub const CMDLINE_AGENT: &str = "earlycon=uart8250,io,0x3f8 keep_bootcon quiet 8250.nr_uarts=0 panic=-1 reboot=acpi pci=off rdinit=/.vmm/agent";
 /// Default command line of a guest with its own init, whose console is watched.
-pub const CMDLINE_CONSOLE: &str = "console=ttyS0 panic=-1 pci=off";
+pub const CMDLINE_CONSOLE: &str = "console=ttyS0 panic=-1 reboot=acpi pci=off";
 
 /// Why no image could be found.
 #[derive(Debug, thiserror::Error)]

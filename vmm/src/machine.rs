@@ -7,12 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvm_ioctls::{Kvm, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-use vmm_events::{Answer, Interest, Poller, Waker};
+use vmm_devices::vsock::Fence;
+use vmm_events::Waker;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::boot::{cmdline, initramfs, kernel, params, registers};
 use crate::bus::{Bus, Console};
+use crate::control::{Identity, Notices};
 use crate::cpuid::{self, Topology};
+use crate::device_loop::DeviceLoop;
 use crate::exits::{ExitReason, Outcome};
 use crate::kvm::{self, Capabilities, call};
 use crate::layout::{ACPI, SERIAL_GSI};
@@ -37,6 +40,35 @@ pub struct Config {
     pub agent: Option<&'static [u8]>,
     /// The kernel's command line.
     pub cmdline: String,
+    /// The vsock device, if there is one.
+    pub vsock: Option<Vsock>,
+}
+
+impl Config {
+    /// A machine of one vCPU and 128 MiB that boots `kernel`, with a serial port and nothing else.
+    #[must_use]
+    pub fn new(kernel: impl Into<PathBuf>) -> Self {
+        Self {
+            memory: 128 << 20,
+            cpus: 1,
+            kernel: kernel.into(),
+            initramfs: None,
+            agent: None,
+            cmdline: String::new(),
+            vsock: None,
+        }
+    }
+}
+
+/// The vsock device of a machine.
+#[derive(Clone, Debug)]
+pub struct Vsock {
+    /// Socket for host programs; what the guest dials goes to this path with `_<port>` appended.
+    pub socket: PathBuf,
+    /// How clients name this life.
+    pub fence: Fence,
+    /// The guest's agent, if one is expected: who it is told to be, and who is told of it.
+    pub agent: Option<(Identity, Notices)>,
 }
 
 /// Why a machine could not be built or started.
@@ -69,6 +101,9 @@ pub enum Error {
     /// No descriptor left.
     #[error("cannot create an event descriptor")]
     Descriptor(#[source] io::Error),
+    /// The vsock device.
+    #[error("cannot set up the vsock device")]
+    Vsock(#[from] vmm_devices::vsock::CreateError),
     /// A list for KVM did not fit.
     #[error("cannot build the list of {0}")]
     List(&'static str),
@@ -111,15 +146,9 @@ pub struct Machine {
     vcpus: Vec<Vcpu>,
     bus: Arc<Bus>,
     handle: Handle,
-    _vm: VmFd,
+    vsock: Option<Vsock>,
+    vm: VmFd,
     memory: GuestMemoryMmap,
-}
-
-/// Whom an event of the device loop is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Token {
-    /// The machine has ended.
-    End,
 }
 
 impl Machine {
@@ -163,19 +192,23 @@ impl Machine {
         cmdline::write(&memory, &config.cmdline, limit)?;
         params::write(&memory, kernel.header, initramfs)?;
         registers::write_tables(&memory)?;
-        memory.write_slice(&acpi::build(config.cpus, 0), GuestAddress(ACPI))?;
+        memory.write_slice(
+            &acpi::build(config.cpus, usize::from(config.vsock.is_some())),
+            GuestAddress(ACPI),
+        )?;
 
         let serial = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::Descriptor)?;
         vm.register_irqfd(&serial, SERIAL_GSI)
             .map_err(call("KVM_IRQFD"))?;
-        let bus = Arc::new(Bus::new(console, serial, Vec::new()));
+        let bus = Arc::new(Bus::new(console, serial));
 
         let vcpus = vcpus(&kvm, &vm, config.cpus, capabilities, kernel.entry)?;
         Ok(Self {
             vcpus,
             bus,
             handle,
-            _vm: vm,
+            vsock: config.vsock.clone(),
+            vm,
             memory,
         })
     }
@@ -208,13 +241,16 @@ impl Machine {
             vcpus,
             bus,
             handle,
-            _vm,
+            vsock,
+            vm,
             memory,
         } = self;
         let Handle { outcome } = handle;
+        let mut devices = DeviceLoop::new(outcome.waker().clone())?;
+        if let Some(vsock) = vsock {
+            bus.attach(vec![devices.add_vsock(vsock, &vm, &memory)?]);
+        }
         let stop = Arc::new(AtomicBool::new(false));
-        let mut poller = Poller::new()?;
-        let _end = poller.register(outcome.waker().clone(), Interest::READ, Token::End)?;
         let mut running = Threads {
             threads: Vec::with_capacity(vcpus.len()),
             stop: stop.clone(),
@@ -224,27 +260,12 @@ impl Machine {
                 .threads
                 .push(vcpu.spawn(bus.clone(), outcome.clone(), stop.clone())?);
         }
-        let reason = serve(&mut poller, &outcome);
+        let reason = devices.run(&outcome);
+        // vCPUs, then devices, then the machine, and last the memory that all of them use.
         drop(running);
-        drop((_vm, memory));
+        drop(devices);
+        drop((vm, memory));
         reason
-    }
-}
-
-/// The device loop: sleeps until a device has something to do or the machine has ended.
-fn serve(poller: &mut Poller<Token>, outcome: &Outcome) -> Result<ExitReason, Error> {
-    loop {
-        poller.wait(None)?;
-        while let Some(event) = poller.next_event() {
-            match event.token {
-                Token::End => {
-                    poller.answer(&event, Answer::Handled);
-                    if let Some(reason) = outcome.reason() {
-                        return Ok(reason);
-                    }
-                }
-            }
-        }
     }
 }
 

@@ -94,6 +94,7 @@ impl Run {
             initramfs,
             agent,
             cmdline: cmdline.trim_end().to_owned(),
+            vsock: None,
         })
     }
 }

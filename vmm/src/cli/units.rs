@@ -5,79 +5,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use vmm_protocol::limits::{MAX_OUTPUT_LIMIT, MAX_TIMEOUT_NS};
-use vmm_protocol::{Policy, User};
+use vmm_protocol::{Policy, User, units};
 
 use crate::boot::cmdline as boot_cmdline;
 use crate::{machine, memory};
 
-/// Largest number of bytes or nanoseconds that any flag takes.
-const MAX: u128 = u64::MAX as u128;
-
-const SIZES: [(&str, u128); 12] = [
-    ("", 1),
-    ("b", 1),
-    ("k", 1 << 10),
-    ("kb", 1 << 10),
-    ("kib", 1 << 10),
-    ("m", 1 << 20),
-    ("mb", 1 << 20),
-    ("mib", 1 << 20),
-    ("g", 1 << 30),
-    ("gb", 1 << 30),
-    ("gib", 1 << 30),
-    ("t", 1 << 40),
-];
-
-const TIMES: [(&str, u128); 7] = [
-    ("", 1_000_000_000),
-    ("ns", 1),
-    ("us", 1_000),
-    ("ms", 1_000_000),
-    ("s", 1_000_000_000),
-    ("m", 60_000_000_000),
-    ("h", 3_600_000_000_000),
-];
-
-/// A decimal number with one of `units`, in its smallest unit. Parts of the smallest unit are refused.
-fn scaled(text: &str, units: &[(&str, u128)], example: &str) -> Result<u64, String> {
-    let bad = || format!("{text:?} is not a number with a unit: use for instance {example}");
-    let digits = text.len()
-        - text
-            .trim_start_matches(|c: char| c.is_ascii_digit() || c == '.')
-            .len();
-    let (number, unit) = text.split_at(digits);
-    let unit = unit.to_ascii_lowercase();
-    let (_, scale) = units
-        .iter()
-        .find(|(name, _)| *name == unit)
-        .ok_or_else(bad)?;
-    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
-    if whole.is_empty() || part.is_empty() || part.contains('.') {
-        return Err(bad());
-    }
-    let too_large = || format!("{text:?} is too large");
-    let whole: u128 = whole.parse().map_err(|_| too_large())?;
-    let places = u32::try_from(part.len())
-        .ok()
-        .filter(|places| *places <= 18)
-        .ok_or_else(bad)?;
-    let part: u128 = part.parse().map_err(|_| bad())?;
-    let tens = 10u128.pow(places);
-    if !(part * scale).is_multiple_of(tens) {
-        return Err(format!("{text:?} is finer than the smallest unit"));
-    }
-    whole
-        .checked_mul(*scale)
-        .and_then(|value| value.checked_add(part * scale / tens))
-        .filter(|value| *value <= MAX)
-        .map(|value| value as u64)
-        .ok_or_else(too_large)
-}
-
 /// Guest memory.
 pub fn memory(text: &str) -> Result<u64, String> {
-    let bytes = scaled(text, &SIZES, "256M")?;
+    let bytes = units::size(text).map_err(|error| error.to_string())?;
     memory::check(bytes).map_err(|error| error.to_string())?;
     Ok(bytes)
 }
@@ -107,15 +42,9 @@ pub fn folder(text: &str) -> Result<PathBuf, String> {
 
 /// A time that is not zero.
 pub fn time(text: &str) -> Result<Duration, String> {
-    let nanoseconds = scaled(text, &TIMES, "10s or 500ms")?;
-    if (1..=MAX_TIMEOUT_NS).contains(&nanoseconds) {
-        Ok(Duration::from_nanos(nanoseconds))
-    } else {
-        Err(format!(
-            "{text:?} is out of range: use more than zero and at most {}h",
-            MAX_TIMEOUT_NS / TIMES[6].1 as u64
-        ))
-    }
+    units::timeout(text)
+        .map(Duration::from_nanos)
+        .map_err(|error| error.to_string())
 }
 
 /// A cap on output.
@@ -124,17 +53,9 @@ pub struct OutputLimit(pub Option<u64>);
 
 /// A cap on output, or `none`.
 pub fn output_limit(text: &str) -> Result<OutputLimit, String> {
-    if text == "none" {
-        return Ok(OutputLimit(None));
-    }
-    let bytes = scaled(text, &SIZES, "1M, or none")?;
-    if (1..=MAX_OUTPUT_LIMIT).contains(&bytes) {
-        Ok(OutputLimit(Some(bytes)))
-    } else {
-        Err(format!(
-            "{text:?} is out of range: use 1 to {MAX_OUTPUT_LIMIT} bytes, or none"
-        ))
-    }
+    units::output_limit(text)
+        .map(OutputLimit)
+        .map_err(|error| error.to_string())
 }
 
 /// What happens at the cap.
@@ -219,7 +140,6 @@ mod tests {
             "0.0ms",
             "1e3",
             "9999999h",
-            "",
             "s",
             ".",
             "1.",

@@ -5,12 +5,13 @@ use std::os::fd::AsFd;
 use std::sync::mpsc::channel;
 use std::thread;
 
+use vmm_devices::console::ConsoleLog;
 use vmm_events::{Answer, Interest, Poller, Waker};
 
 use super::Error;
 use crate::cli::signals::Signals;
 use crate::cli::status;
-use crate::console::{Log, Tee};
+use crate::console::{self, PassOn};
 use crate::exits::ExitReason;
 use crate::machine::{Config, Handle, Machine};
 
@@ -29,7 +30,7 @@ pub fn run(config: &Config) -> Result<u8, Error> {
         .as_fd()
         .try_clone_to_owned()
         .map_err(|source| Error::Host("stdout", source))?;
-    let log = Log::default();
+    let log = ConsoleLog::default();
     let (failed, stdout_error) = channel();
     let on_error = {
         let handle = handle.clone();
@@ -38,8 +39,8 @@ pub fn run(config: &Config) -> Result<u8, Error> {
             handle.stop();
         }
     };
-    let tee = Tee::new(log.clone(), stdout, handle.ended().clone(), on_error);
-    let machine = Machine::build_with(handle.clone(), config, Box::new(tee))?;
+    let console = PassOn::new(log.clone(), stdout, handle.ended().clone(), on_error);
+    let machine = Machine::build_with(handle.clone(), config, Box::new(console))?;
 
     let mut poller = Poller::new().map_err(machine_error)?;
     let _signals = poller
@@ -89,15 +90,15 @@ pub fn run(config: &Config) -> Result<u8, Error> {
         (ExitReason::Shutdown, _) => Ok(status::OK),
         (ExitReason::Stopped, Some(number)) => Ok(status::signaled(number)),
         (ExitReason::Reset, _) => Err(Error::Ended(
-            log.panic()
+            console::panic(&log)
                 .map_or(ExitReason::Reset, |message| {
                     ExitReason::Panic(Some(message))
                 })
                 .to_string(),
         )),
-        (ExitReason::Panic(None), _) => {
-            Err(Error::Ended(ExitReason::Panic(log.panic()).to_string()))
-        }
+        (ExitReason::Panic(None), _) => Err(Error::Ended(
+            ExitReason::Panic(console::panic(&log)).to_string(),
+        )),
         (other, _) => Err(Error::Ended(other.to_string())),
     }
 }

@@ -1,0 +1,241 @@
+//! The host's end of the agent's control connection, on the device loop.
+//!
+//! ```text
+//! vsock: guest dials CONTROL_PORT --> Slot --> Control{socket, HostControl} --> Notice to the owner
+//!                                               hello -> life(generation, time, entropy, identity)
+//!                                               ready -> the vsock fence opens the agent's port
+//! ```
+//!
+//! What the agent says is believed of its own guest only: at worst a sandbox harms itself.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::rand::{GetRandomFlags, getrandom};
+use vmm_events::{Answer, Interest, Poller, Readiness, Source, Waker};
+use vmm_protocol::control::{HostControl, HostEvent};
+use vmm_protocol::{GenerationId, Life};
+
+use crate::exits::lock;
+
+/// What the agent is told of its life, but for time and entropy, which are drawn when it asks.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Which life.
+    pub generation: GenerationId,
+    /// Host name of the guest.
+    pub hostname: String,
+    /// Its machine id.
+    pub machine_id: [u8; 16],
+}
+
+/// What the owner of a machine is told of its agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// Sessions are taken.
+    Ready,
+    /// It could not take up its life.
+    Failed(String),
+    /// It goes down.
+    Down(String),
+    /// The connection is gone; the agent may dial again.
+    Lost(String),
+}
+
+/// Where notices go: a channel, and a waker for the loop that reads it.
+#[derive(Clone, Debug)]
+pub struct Notices {
+    /// The channel.
+    pub sender: Sender<Notice>,
+    /// Woken after each one.
+    pub waker: Waker,
+}
+
+impl Notices {
+    fn tell(&self, notice: Notice) {
+        // An owner that no longer listens has its reason.
+        let _ = self.sender.send(notice);
+        self.waker.wake();
+    }
+}
+
+/// A connection that the device has accepted and the loop has not registered yet.
+pub(crate) type Slot = Arc<Mutex<Option<UnixStream>>>;
+
+/// The control connection of one generation: at most one at a time, which the device sees to.
+pub(crate) struct Control {
+    identity: Identity,
+    notices: Notices,
+    ready: Arc<AtomicBool>,
+    started: Instant,
+    link: Option<Link>,
+}
+
+struct Link {
+    source: Source<UnixStream>,
+    machine: HostControl,
+    interest: Interest,
+}
+
+impl Control {
+    pub(crate) fn new(identity: Identity, notices: Notices, ready: Arc<AtomicBool>) -> Self {
+        Self {
+            identity,
+            notices,
+            ready,
+            started: Instant::now(),
+            link: None,
+        }
+    }
+
+    /// Takes a connection from the device.
+    pub(crate) fn accept<T: Clone + Send + 'static>(
+        &mut self,
+        slot: &Slot,
+        poller: &Poller<T>,
+        token: T,
+    ) {
+        let Some(stream) = lock(slot).take() else {
+            return;
+        };
+        match poller.register(stream, Interest::READ, token) {
+            Ok(source) => {
+                let machine = HostControl::new(self.now(Instant::now()));
+                self.link = Some(Link {
+                    source,
+                    machine,
+                    interest: Interest::READ,
+                });
+            }
+            Err(error) => self.notices.tell(Notice::Lost(error.to_string())),
+        }
+    }
+
+    /// Time until [`Control::tick`] is due.
+    pub(crate) fn timeout(&self, now: Instant) -> Option<Duration> {
+        let at = self.link.as_ref()?.machine.deadline()?;
+        Some(Duration::from_nanos(at.saturating_sub(self.now(now))))
+    }
+
+    /// Ends a connection that has missed its deadline.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        let now = self.now(now);
+        if let Some(link) = &mut self.link
+            && let Err(violation) = link.machine.tick(now)
+        {
+            self.lose(violation.to_string());
+        }
+    }
+
+    /// Serves the connection.
+    pub(crate) fn dispatch(&mut self, readiness: Readiness, now: Instant) -> Answer {
+        let Some(mut link) = self.link.take() else {
+            return Answer::Unhandled;
+        };
+        match self.serve(&mut link, readiness, self.now(now)) {
+            Ok(()) => self.link = Some(link),
+            Err(why) => {
+                drop(link);
+                self.lose(why);
+            }
+        }
+        Answer::Handled
+    }
+
+    fn serve(&self, link: &mut Link, readiness: Readiness, now: u64) -> Result<(), String> {
+        if readiness.readable() {
+            match rustix::io::read(link.source.inner(), link.machine.space()) {
+                Ok(0) => return Err("the agent closed its control connection".to_owned()),
+                Ok(count) => link.machine.filled(count, now),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        while let Some(event) = link
+            .machine
+            .next()
+            .map_err(|violation| violation.to_string())?
+        {
+            match event {
+                HostEvent::Hello { .. } => {
+                    let life = self.life().map_err(|error| error.to_string())?;
+                    link.machine
+                        .live(&life)
+                        .map_err(|error| error.to_string())?;
+                }
+                HostEvent::Ready => {
+                    // Before the owner hears of it: it connects at once.
+                    self.ready.store(true, Ordering::Release);
+                    self.notices.tell(Notice::Ready);
+                }
+                HostEvent::Failed {
+                    stage,
+                    errno,
+                    message,
+                } => {
+                    let cause = match errno {
+                        0 => String::new(),
+                        errno => format!(" ({})", io::Error::from_raw_os_error(errno)),
+                    };
+                    self.notices.tell(Notice::Failed(format!(
+                        "{}: {message}{cause}",
+                        stage.name()
+                    )));
+                }
+                HostEvent::Down { reason, message } => {
+                    self.notices
+                        .tell(Notice::Down(format!("{}: {message}", reason.name())));
+                }
+                HostEvent::Pong { .. } => {}
+            }
+        }
+        while !link.machine.outgoing().is_empty() {
+            match rustix::io::write(link.source.inner(), link.machine.outgoing()) {
+                Ok(count) => link.machine.wrote(count),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        let interest = Interest::default()
+            .with(Interest::READ, link.machine.wants_read())
+            .with(Interest::WRITE, !link.machine.outgoing().is_empty());
+        if interest != link.interest {
+            link.source
+                .modify(interest)
+                .map_err(|error| error.to_string())?;
+            link.interest = interest;
+        }
+        Ok(())
+    }
+
+    fn life(&self) -> io::Result<Life> {
+        let mut life = Life::new(self.identity.generation);
+        life.hostname.clone_from(&self.identity.hostname);
+        life.machine_id = self.identity.machine_id;
+        // Up to 256 bytes come whole (getrandom(2)).
+        getrandom(&mut life.entropy, GetRandomFlags::empty())?;
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        life.wall_clock_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        Ok(life)
+    }
+
+    fn lose(&mut self, why: String) {
+        self.link = None;
+        self.ready.store(false, Ordering::Release);
+        self.notices.tell(Notice::Lost(why));
+    }
+
+    fn now(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.started).as_nanos() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests;
