@@ -29,7 +29,7 @@
 //! use vmm_agent::platform::Guest;
 //!
 //! let mut log = Log::kernel();
-//! let hierarchy = Cgroup2::new(mounts::cgroup_root(&mut log)?)?;
+//! let hierarchy = Cgroup2::new(mounts::cgroup_tree()?)?;
 //! agent::run(Guest::new(hierarchy), Limits::for_memory(128 << 20), &mut log)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

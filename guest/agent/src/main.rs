@@ -59,7 +59,10 @@ fn run(log: &mut Log) -> (DownReason, String) {
             "cannot bring the loopback interface up: {error}"
         ));
     }
-    let hierarchy = match mounts::cgroup_root(log).and_then(Cgroup2::new) {
+    if let Err(error) = mounts::show_cgroups() {
+        log.error(format_args!("cannot show cgroups to workloads: {error}"));
+    }
+    let hierarchy = match mounts::cgroup_tree().and_then(Cgroup2::new) {
         Ok(hierarchy) => hierarchy,
         Err(error) => return (DownReason::Failed, format!("cannot use cgroups: {error}")),
     };

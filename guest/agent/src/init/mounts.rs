@@ -9,8 +9,6 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, mount, mount_bind, mount_remount,
 };
 
-use crate::log::Log;
-
 struct Mount {
     target: &'static CStr,
     kind: &'static CStr,
@@ -115,32 +113,33 @@ fn read_only(path: &CStr) -> Result<(), Errno> {
     mount_remount(path, flags, c"")
 }
 
-/// The cgroup hierarchy: writable through the descriptor returned, which lies nowhere in the
-/// tree, and read-only at `/sys/fs/cgroup` for workloads to look at.
+/// The cgroup hierarchy, writable, as a descriptor whose mount lies nowhere in the tree.
 ///
 /// # Errors
-/// What the kernel says of the first; the second is only logged.
-pub fn cgroup_root(log: &mut Log) -> Result<OwnedFd, Errno> {
+/// What the kernel says.
+pub fn cgroup_tree() -> Result<OwnedFd, Errno> {
     let context = rustix::mount::fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_create(&context)?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
         | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    let root = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
 
+/// Shows the hierarchy at `/sys/fs/cgroup` for workloads to look at, read-only: user 0 without
+/// the capability to remount it cannot leave its leaf.
+///
+/// # Errors
+/// What the kernel says.
+pub fn show_cgroups() -> Result<(), Errno> {
     let target = c"/sys/fs/cgroup";
     let flags = NO.union(MountFlags::NOEXEC);
-    let seen = mount(c"cgroup2", target, c"cgroup2", flags, None).and_then(|()| {
-        mount_remount(
-            target,
-            MountFlags::BIND.union(MountFlags::RDONLY).union(flags),
-            c"",
-        )
-    });
-    if let Err(error) = seen {
-        log.error(format_args!("cannot show cgroups at {target:?}: {error}"));
-    }
-    Ok(root)
+    mount(c"cgroup2", target, c"cgroup2", flags, None)?;
+    mount_remount(
+        target,
+        MountFlags::BIND.union(MountFlags::RDONLY).union(flags),
+        c"",
+    )
 }
 
 /// Descriptors 0, 1 and 2, which the kernel leaves closed when there is no console: whatever is

@@ -138,3 +138,18 @@ pub fn alive(pid: &str) -> bool {
         })
         .is_some_and(|dead| !dead)
 }
+
+/// Waits until a process has died; panics when it does not. A real cgroup's kill is a signal
+/// that its processes take when they next run.
+pub fn wait_dead(pid: &str) {
+    let Ok(number) = pid.trim().parse() else {
+        panic!("{pid:?} is no process")
+    };
+    let Some(number) = Pid::from_raw(number) else {
+        panic!("{pid:?} is no process")
+    };
+    // Gone and collected already, if it cannot be opened.
+    if let Ok(process) = pidfd_open(number, PidfdFlags::empty()) {
+        crate::harness::wait_readable(process, crate::harness::PATIENCE);
+    }
+}

@@ -4,6 +4,8 @@
 //! The process is this very test binary, started again to run the "test" [`agent_process`] alone:
 //! waiting for children, being the reaper of orphans and resource limits belong to a process, so
 //! tests that share one would see each other's.
+//!
+//! With `VMM_LOOPBACK_CGROUP=1`, as root on a kernel with cgroup2, the tree is the real one.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +18,9 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::thread::CapabilitySet;
 use vmm_agent::agent::{self, Limits};
+use vmm_agent::cgroup::{Cgroup2, Hierarchy};
 use vmm_agent::init::identity::Unready;
+use vmm_agent::init::mounts;
 use vmm_agent::log::Log;
 use vmm_agent::platform::Platform;
 use vmm_protocol::{ControlToAgent, ControlToHost, Decoder, GenerationId, Life, VERSIONS};
@@ -292,27 +296,25 @@ pub fn readable_within(fd: impl AsFd, time: Duration) -> bool {
     }
 }
 
-struct Loopback {
+struct Loopback<H> {
     folder: PathBuf,
-    hierarchy: FakeHierarchy,
+    hierarchy: H,
 }
 
-impl Loopback {
-    fn socket() -> Result<OwnedFd, Errno> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-    }
+fn socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-impl Platform for Loopback {
-    type Hierarchy = FakeHierarchy;
+impl<H: Hierarchy> Platform for Loopback<H> {
+    type Hierarchy = H;
 
-    fn hierarchy(&mut self) -> &mut FakeHierarchy {
+    fn hierarchy(&mut self) -> &mut H {
         &mut self.hierarchy
     }
 
     fn listen(&mut self) -> Result<OwnedFd, Errno> {
-        let socket = Self::socket()?;
+        let socket = socket()?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(self.folder.join("agent"))?)?;
         rustix::net::listen(&socket, 64)?;
         Ok(socket)
@@ -324,7 +326,7 @@ impl Platform for Loopback {
     }
 
     fn dial(&mut self) -> Result<OwnedFd, Errno> {
-        let socket = Self::socket()?;
+        let socket = socket()?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(self.folder.join("control"))?)?;
         Ok(socket)
     }
@@ -361,13 +363,17 @@ fn agent_process() {
     if let Some(bytes) = number("VMM_LOOPBACK_STORE") {
         limits.store_bytes = bytes;
     }
-    let platform = Loopback {
-        folder: Path::new(OsStr::new(&folder)).to_owned(),
-        hierarchy: FakeHierarchy {
-            stubborn: number("VMM_LOOPBACK_STUBBORN").is_some(),
-            ..FakeHierarchy::default()
-        },
-    };
+    let folder = Path::new(OsStr::new(&folder)).to_owned();
     let mut log = Log::to(rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), 3).unwrap());
-    agent::run(platform, limits, &mut log).unwrap();
+    if std::env::var_os("VMM_LOOPBACK_CGROUP").is_some() {
+        let hierarchy = mounts::cgroup_tree().and_then(Cgroup2::new).unwrap();
+        agent::run(Loopback { folder, hierarchy }, limits, &mut log).unwrap();
+    } else {
+        let stubborn = number("VMM_LOOPBACK_STUBBORN").is_some();
+        let hierarchy = FakeHierarchy {
+            stubborn,
+            ..FakeHierarchy::default()
+        };
+        agent::run(Loopback { folder, hierarchy }, limits, &mut log).unwrap();
+    }
 }

@@ -166,6 +166,9 @@ fn pr02_thousands_of_orphans_are_collected_and_statuses_stay_right() {
 
 #[test]
 fn pr03_a_process_that_does_not_die_is_reported_and_the_agent_serves_on() {
+    if std::env::var_os("VMM_LOOPBACK_CGROUP").is_some() {
+        return; // only the fake tree has such a process
+    }
     let sandbox = Sandbox::with(Options {
         stubborn: true,
         ..Options::default()

@@ -9,7 +9,7 @@ use vmm_protocol::{
 };
 
 use crate::client::{Client, Said, sh};
-use crate::fake::alive;
+use crate::fake::{alive, wait_dead};
 use crate::harness::{GENERATION, Options, PATIENCE, Sandbox, wait_readable};
 
 fn ping(id: u64, sequence: u64) -> Vec<u8> {
@@ -302,7 +302,7 @@ fn ex14_a_lost_client_is_a_cancel_once_the_life_is_known_to_be_the_same() {
         generation: GENERATION,
     });
     sandbox.connect().round_trip();
-    assert!(!alive(pid.trim()));
+    wait_dead(&pid);
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn ge14_a_control_connection_that_comes_back_in_the_same_life_confirms_it() {
     assert!(alive(pid.trim()));
     sandbox.control().give_life(GENERATION);
     other.round_trip();
-    assert!(!alive(pid.trim()));
+    wait_dead(&pid);
 }
 
 #[test]
@@ -393,10 +393,7 @@ fn control_ping_is_answered_and_power_off_says_goodbye_to_everyone() {
     assert_eq!(goodbye(&mut client), GoodbyeCode::GoingDown);
     assert!(matches!(control.next(), Some(ControlToHost::Down { .. })));
     wait_readable(&client.stream, PATIENCE);
-    assert!(
-        !alive(String::from_utf8(pid).unwrap().trim()),
-        "nothing is left"
-    );
+    wait_dead(&String::from_utf8(pid).unwrap());
 }
 
 #[test]
