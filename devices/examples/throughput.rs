@@ -1,6 +1,6 @@
-//! Streams bytes through the vsock device, driver and sockets and all, and prints how fast that was, one
-//! JSON object a direction. The guest is a thread of this program with rings in shared memory: what it shows
-//! is the device's own cost, without the machine's.
+//! Streams bytes through the vsock device, driver and sockets and all, and prints how fast that
+//! was, one JSON object a direction. The guest is a thread of this program with rings in shared
+//! memory: what it shows is the device's own cost, without the machine's.
 //!
 //! `cargo run --release -p vmm-devices --features testing --example throughput [MIB]`
 #![allow(clippy::unwrap_used, clippy::expect_used)]

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// How much of the console is kept by default, in bytes.
 pub const DEFAULT_CAPACITY: usize = 64 * 1024;
 
-/// A bounded log of console output: a flooding guest costs no more than its capacity (LC07). Clones share it,
-/// so the vCPU that writes and whoever reports an error hold the same log.
+/// A bounded log of console output: a flooding guest costs no more than its capacity (LC07). Clones
+/// share it, so the vCPU that writes and whoever reports an error hold the same log.
 ///
 /// ```
 /// use std::io::Write;
@@ -64,8 +64,9 @@ impl ConsoleLog {
         self.ring().dropped
     }
 
-    /// The last `count` lines that are not empty, for an error message: control bytes other than the line feed
-    /// are left out, so that a guest cannot write to the terminal of whoever reads it.
+    /// The last `count` lines that are not empty, for an error message: control bytes other than
+    /// the line feed are left out, so that a guest cannot write to the terminal of whoever reads
+    /// it.
     #[must_use]
     pub fn last_lines(&self, count: usize) -> String {
         let bytes = self.bytes();

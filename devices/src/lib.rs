@@ -9,16 +9,16 @@
 //!             --> pvpanic    --> PanicEvent
 //! ```
 //!
-//! The vCPU side answers register accesses under a short lock and touches no data. The loop side owns all
-//! descriptors, moves all data and is driven by a [`vmm_events::Poller`] of its owner's, beside whatever else
-//! that loop watches. They share the queues only, which the driver's `DRIVER_OK` hands over and a reset takes
-//! back.
+//! The vCPU side answers register accesses under a short lock and touches no data. The loop side
+//! owns all descriptors, moves all data and is driven by a [`vmm_events::Poller`] of its owner's,
+//! beside whatever else that loop watches. They share the queues only, which the driver's
+//! `DRIVER_OK` hands over and a reset takes back.
 //!
 //! # Example
 //!
-//! What a monitor does for a vsock device. With KVM it registers each [`virtio::Kick`]'s eventfd as an
-//! ioeventfd at the window's base + [`virtio::NOTIFY_OFFSET`] (32 bits wide, datamatch = queue index), and `line`
-//! as an irqfd.
+//! What a monitor does for a vsock device. With KVM it registers each [`virtio::Kick`]'s eventfd as
+//! an ioeventfd at the window's base + [`virtio::NOTIFY_OFFSET`] (32 bits wide, datamatch = queue
+//! index), and `line` as an irqfd.
 //!
 //! ```
 //! use std::sync::{Arc, Mutex};
@@ -73,22 +73,25 @@
 //!
 //! # Limits
 //!
-//! - Memory for what host sockets do not take: a connection's credit window, 256 KiB for the first 64 at once and
-//!   64 KiB for others, at most 1,024 connections ([`vsock::Limits`]). Nothing is held for what goes to the guest.
-//! - 256 clients at once that have not sent their `CONNECT` line, for 5 s each ([`vsock::Deadlines`]).
+//! - Memory for what host sockets do not take: a connection's credit window, 256 KiB for the first
+//!   64 at once and 64 KiB for others, at most 1,024 connections ([`vsock::Limits`]). Nothing is
+//!   held for what goes to the guest.
+//! - 256 clients at once that have not sent their `CONNECT` line, for 5 s each
+//!   ([`vsock::Deadlines`]).
 //! - 1,024 resets owed to a guest that takes none.
 //! - The console log keeps its last 64 KiB.
 //!
 //! # Modules and errors
 //!
-//! [`virtio`]: transport and the traits at its edge; [`virtio::ActivateError`]. [`vsock`]: the device, its pure
-//! parts and its host side; [`vsock::CreateError`], [`vsock::QueueError`]. [`serial`], [`console`] and [`pvpanic`]
-//! cannot fail. Nothing that a guest does is an error of the monitor's: at worst the device asks for a reset.
+//! [`virtio`]: transport and the traits at its edge; [`virtio::ActivateError`]. [`vsock`]: the
+//! device, its pure parts and its host side; [`vsock::CreateError`], [`vsock::QueueError`].
+//! [`serial`], [`console`] and [`pvpanic`] cannot fail. Nothing that a guest does is an error of
+//! the monitor's: at worst the device asks for a reset.
 //!
 //! # Features
 //!
-//! `testing`: a module of the same name with the driver's side, for tests of other crates. `negative-control`: see
-//! CONTRIBUTING.
+//! `testing`: a module of the same name with the driver's side, for tests of other crates.
+//! `negative-control`: see CONTRIBUTING.
 
 pub mod console;
 pub mod pvpanic;

@@ -8,7 +8,8 @@ use vmm_sys_util::eventfd::EventFd;
 /// Registers of a 16550 port.
 pub const REGISTERS: u16 = 8;
 
-/// A serial port whose output goes to `W`: a [`crate::console::ConsoleLog`], a terminal, or both by [`Tee`].
+/// A serial port whose output goes to `W`: a [`crate::console::ConsoleLog`], a terminal, or both by
+/// [`Tee`].
 ///
 /// ```
 /// use vmm_devices::console::ConsoleLog;
@@ -46,7 +47,8 @@ impl<W: Write> SerialPort<W> {
     /// A port write at `offset` from its base. Wider accesses than a byte are ignored.
     pub fn write(&mut self, offset: u16, data: &[u8]) {
         if let (&[byte], Some(offset)) = (data, register(offset)) {
-            // Only the sink and the line can fail; the one is quiet and the other a counter that is full.
+            // Only the sink and the line can fail; the one is quiet and the other a counter that is
+            // full.
             let _ = self.serial.write(offset, byte);
         }
     }

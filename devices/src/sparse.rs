@@ -1,7 +1,7 @@
 //! Logging of what a guest or a client can provoke without end.
 
-/// Counts occurrences and says which of them are worth a line: the first, second, fourth, eighth ... so that
-/// 2^64 of them are 64 lines (HO07).
+/// Counts occurrences and says which of them are worth a line: the first, second, fourth, eighth
+/// ... so that 2^64 of them are 64 lines (HO07).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sparse(u64);
 

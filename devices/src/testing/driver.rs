@@ -22,7 +22,8 @@ pub struct Part {
     pub writable: bool,
 }
 
-/// The driver's side of a split queue (virtio 1.2, section 2.7). All of it lies within 64 KiB at its base.
+/// The driver's side of a split queue (virtio 1.2, section 2.7). All of it lies within 64 KiB at
+/// its base.
 #[derive(Debug)]
 pub struct DriverQueue {
     memory: GuestMemoryMmap,

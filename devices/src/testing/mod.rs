@@ -5,7 +5,8 @@
 //!   Rig: a vsock device, its loop on a real Poller, and a guest that does what the test says
 //! ```
 //!
-//! Time is the test's: nothing here sleeps, and deadlines pass when the test moves [`Rig::advance`].
+//! Time is the test's: nothing here sleeps, and deadlines pass when the test moves
+//! [`Rig::advance`].
 // Tests stop at the first thing that is not as it should be.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -15,7 +15,8 @@ use crate::virtio::{VirtioDevice, VirtioMmio};
 use crate::vsock::header::{HEADER_LEN, HOST_CID, Header, Op, TYPE_STREAM};
 use crate::vsock::{self, Fence, Token, Vsock, VsockConfig, VsockHost};
 
-/// Size of a receive buffer that [`Rig::post`] makes available, in bytes, the header included: as in Linux.
+/// Size of a receive buffer that [`Rig::post`] makes available, in bytes, the header included: as
+/// in Linux.
 pub const RX_BUFFER: u32 = 4096;
 
 const MEMORY: u64 = 32 << 20;
@@ -56,7 +57,8 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A device whose sockets live in `folder`, with its driver up. Nothing is posted to its queues.
+    /// A device whose sockets live in `folder`, with its driver up. Nothing is posted to its
+    /// queues.
     pub fn new(folder: &Path, configure: impl FnOnce(&mut VsockConfig)) -> Self {
         let mut rig = Self::asleep(folder, configure);
         rig.start();
@@ -334,7 +336,8 @@ impl Rig {
     }
 }
 
-/// Reads what is there now from a non-blocking socket. A reset shows after the data and ends it too.
+/// Reads what is there now from a non-blocking socket. A reset shows after the data and ends it
+/// too.
 pub fn read(socket: &mut UnixStream) -> Vec<u8> {
     let mut data = Vec::new();
     match socket.read_to_end(&mut data) {

@@ -10,9 +10,10 @@ const USED_BUFFER: u32 = 1;
 /// `InterruptStatus` bit 1: device status or configuration has changed.
 const CONFIGURATION: u32 = 2;
 
-/// The way from a device to the guest: `InterruptStatus`, `ConfigGeneration`, the device's own status bit and
-/// the line itself. Shared by the transport, which the vCPUs read, and the device's loop, which writes: all of
-/// it is atomic, so that an interrupt handler never waits for a lock that the loop holds.
+/// The way from a device to the guest: `InterruptStatus`, `ConfigGeneration`, the device's own
+/// status bit and the line itself. Shared by the transport, which the vCPUs read, and the device's
+/// loop, which writes: all of it is atomic, so that an interrupt handler never waits for a lock
+/// that the loop holds.
 #[derive(Clone, Debug)]
 pub struct Interrupt(Arc<Line>);
 
@@ -49,8 +50,8 @@ impl Interrupt {
         self.raise(CONFIGURATION);
     }
 
-    /// Sets `DEVICE_NEEDS_RESET` and tells the driver (virtio 1.2, section 2.1.2). Until it resets the device,
-    /// nothing of it works.
+    /// Sets `DEVICE_NEEDS_RESET` and tells the driver (virtio 1.2, section 2.1.2). Until it resets
+    /// the device, nothing of it works.
     pub fn signal_needs_reset(&self) {
         if !self.0.needs_reset.swap(true, Ordering::SeqCst) {
             self.raise(CONFIGURATION);

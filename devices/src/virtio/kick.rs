@@ -1,5 +1,6 @@
 //! A queue's doorbell.
-// One borrow of a raw descriptor: vmm-sys-util's EventFd, which KVM's wrappers take, does not implement AsFd.
+// One borrow of a raw descriptor: vmm-sys-util's EventFd, which KVM's wrappers take, does not
+// implement AsFd.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -8,8 +9,8 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// A queue's doorbell: rung by KVM (as an ioeventfd at [`super::NOTIFY_OFFSET`] with the queue's index as
-/// datamatch) or by a plain `QueueNotify` write, heard by the device's loop.
+/// A queue's doorbell: rung by KVM (as an ioeventfd at [`super::NOTIFY_OFFSET`] with the queue's
+/// index as datamatch) or by a plain `QueueNotify` write, heard by the device's loop.
 #[derive(Clone, Debug)]
 pub struct Kick(Arc<EventFd>);
 
@@ -42,7 +43,8 @@ impl Kick {
 
 impl AsFd for Kick {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is owned by the EventFd in the Arc, which outlives the borrow of self.
+        // SAFETY: the descriptor is owned by the EventFd in the Arc, which outlives the borrow of
+        // self.
         unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
     }
 }

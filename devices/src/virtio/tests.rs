@@ -397,8 +397,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever is written: bits in order, a running device has agreed features and was activated since the
-    /// last reset, and never twice.
+    /// Whatever is written: bits in order, a running device has agreed features and was activated
+    /// since the last reset, and never twice.
     #[test]
     fn no_sequence_of_writes_breaks_the_state_machine(steps in steps()) {
         let mut bench = Bench::new();

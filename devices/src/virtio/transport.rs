@@ -9,9 +9,9 @@
 //!  any state -- write 0 --> reset          any state -- fatal error --> NEEDS_RESET (only reset leaves it)
 //! ```
 //!
-//! A write that the state does not allow is ignored and counted: a guest that breaks the order gets a device
-//! that does not work, not a monitor that fails. virtio-queue's setters check nothing, so the set-up is held
-//! here as plain numbers and becomes a [`Queue`] only at activation.
+//! A write that the state does not allow is ignored and counted: a guest that breaks the order gets
+//! a device that does not work, not a monitor that fails. virtio-queue's setters check nothing, so
+//! the set-up is held here as plain numbers and becomes a [`Queue`] only at activation.
 
 use virtio_queue::{Queue, QueueState, QueueT};
 use vm_memory::GuestMemoryMmap;
@@ -27,7 +27,8 @@ pub const MMIO_WINDOW: u64 = 0x1000;
 /// Where in the window `QueueNotify` lies: the address for ioeventfds is base + this.
 pub const NOTIFY_OFFSET: u64 = reg::QUEUE_NOTIFY;
 
-/// What a bus needs of a device: reads and writes at an offset in its window. Never blocks for long.
+/// What a bus needs of a device: reads and writes at an offset in its window. Never blocks for
+/// long.
 pub trait MmioDevice {
     /// Fills `data` with what the guest reads at `offset`; all-ones where nothing is.
     fn read(&mut self, offset: u64, data: &mut [u8]);
@@ -64,7 +65,8 @@ struct QueueSetup {
 }
 
 impl<D: VirtioDevice> VirtioMmio<D> {
-    /// A device in its reset state. `line` is the eventfd that the monitor has registered as its irqfd.
+    /// A device in its reset state. `line` is the eventfd that the monitor has registered as its
+    /// irqfd.
     pub fn new(device: D, memory: GuestMemoryMmap, line: EventFd) -> Self {
         let queues = device
             .queue_sizes()
@@ -217,7 +219,8 @@ impl<D: VirtioDevice> VirtioMmio<D> {
     }
 
     fn notify(&mut self, value: u32) -> bool {
-        // Rung even while the device is inactive: its loop drains the bell and finds nothing to do (VS03).
+        // Rung even while the device is inactive: its loop drains the bell and finds nothing to do
+        // (VS03).
         match self.device.kicks().get(value as usize) {
             Some(kick) => kick.ring(),
             None => return false,
@@ -255,7 +258,8 @@ impl<D: VirtioDevice> VirtioMmio<D> {
                 break;
             }
             if bit == reg::FEATURES_OK && !self.features_acceptable() {
-                // The driver reads the register again and finds the bit missing (section 3.1.1, step 6).
+                // The driver reads the register again and finds the bit missing (section 3.1.1,
+                // step 6).
                 return false;
             }
             self.status |= bit;
@@ -373,7 +377,8 @@ impl QueueSetup {
         }
     }
 
-    /// The queue, if the set-up is sound: sizes and alignment by `try_from`, the rings' place by `is_valid`.
+    /// The queue, if the set-up is sound: sizes and alignment by `try_from`, the rings' place by
+    /// `is_valid`.
     fn queue(&self, event_idx_enabled: bool, memory: &GuestMemoryMmap) -> Option<Queue> {
         let state = QueueState {
             max_size: self.max_size,

@@ -1,7 +1,8 @@
-//! Clients on the host that have not yet got a connection: the listening socket and the half-open ones.
+//! Clients on the host that have not yet got a connection: the listening socket and the half-open
+//! ones.
 //!
-//! They are bounded in number and in time (VS14). With all places taken a new client gets that of the oldest,
-//! if that has been silent for a while; before that it waits in the listener's backlog.
+//! They are bounded in number and in time (VS14). With all places taken a new client gets that of
+//! the oldest, if that has been silent for a while; before that it waits in the listener's backlog.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -109,8 +110,8 @@ impl Clients {
                 // It has gone before it was its turn.
                 Err(Errno::CONNABORTED) => {}
                 Err(error) => {
-                    // Out of descriptors or memory: the client stays in the backlog, which would wake the
-                    // loop for ever.
+                    // Out of descriptors or memory: the client stays in the backlog, which would
+                    // wake the loop for ever.
                     if let Some(count) = self.failures.tell() {
                         tracing::warn!(%error, count, "cannot accept a client");
                     }
@@ -265,7 +266,8 @@ impl Client {
     }
 }
 
-/// Sends a client its one line of answer. False if it no longer listens; it may still have something to say.
+/// Sends a client its one line of answer. False if it no longer listens; it may still have
+/// something to say.
 pub(super) fn answer(socket: impl AsFd, line: &str) -> bool {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     // Nothing was sent on this socket before, so that a line always fits.

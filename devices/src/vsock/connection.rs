@@ -14,7 +14,8 @@
 //!  data that could not be delivered to the host: RST in place of the last SHUTDOWN.
 //! ```
 //!
-//! Virtio 1.2, sections 5.10.6.3 (credit), 5.10.6.5 (stream sockets) and 5.10.6.6 (shutdown and reset).
+//! Virtio 1.2, sections 5.10.6.3 (credit), 5.10.6.5 (stream sockets) and 5.10.6.6 (shutdown and
+//! reset).
 
 use super::credit::{Credit, CreditError};
 use super::header::{Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
@@ -96,7 +97,8 @@ impl Connection {
         connection
     }
 
-    /// A connection that the guest has asked for and that the host's socket has taken: RESPONSE is owed.
+    /// A connection that the guest has asked for and that the host's socket has taken: RESPONSE is
+    /// owed.
     ///
     /// # Errors
     /// [`Violation::Credit`] for credit fields that make no sense.
@@ -149,7 +151,8 @@ impl Connection {
         self.guest_receives
     }
 
-    /// False once the host's socket takes no more: data of the guest is dropped and counted as forwarded.
+    /// False once the host's socket takes no more: data of the guest is dropped and counted as
+    /// forwarded.
     #[must_use]
     pub fn host_receives(&self) -> bool {
         self.host_receives
@@ -161,8 +164,8 @@ impl Connection {
         !self.host_sends && !self.host_receives
     }
 
-    /// How many bytes may be read from the host's socket for the guest now. Zero with credit used up or with
-    /// the direction over.
+    /// How many bytes may be read from the host's socket for the guest now. Zero with credit used
+    /// up or with the direction over.
     #[must_use]
     pub fn may_send(&self) -> u32 {
         if self.open && self.host_sends && self.guest_receives {
@@ -229,13 +232,14 @@ impl Connection {
         }
     }
 
-    /// The host's socket has given these bytes, which are in the guest's buffers now. The header of the packet
-    /// comes from [`Connection::stamp`].
+    /// The host's socket has given these bytes, which are in the guest's buffers now. The header of
+    /// the packet comes from [`Connection::stamp`].
     pub fn sent(&mut self, length: u32) {
         self.credit.sent(length);
     }
 
-    /// The guest's bytes have left our buffer: written to the host's socket, or dropped as nobody wants them.
+    /// The guest's bytes have left our buffer: written to the host's socket, or dropped as nobody
+    /// wants them.
     pub fn forwarded(&mut self, length: u32) {
         // No update for a guest that will send nothing more.
         self.owed.credit_update |= self.credit.forwarded(length) && self.guest_sends;
@@ -249,8 +253,8 @@ impl Connection {
         }
     }
 
-    /// End of file on the host's socket: all its data is in the guest's buffers. False if the connection
-    /// must be reset, as data of the guest was lost.
+    /// End of file on the host's socket: all its data is in the guest's buffers. False if the
+    /// connection must be reset, as data of the guest was lost.
     #[must_use]
     pub fn host_ended(&mut self) -> bool {
         self.owed.shutdown |= self.host_sends;
@@ -258,8 +262,8 @@ impl Connection {
         !(self.lost_data && self.host_done())
     }
 
-    /// The host's socket takes no more data. `lost` if the guest had sent some that it never took. False if
-    /// the connection must be reset.
+    /// The host's socket takes no more data. `lost` if the guest had sent some that it never took.
+    /// False if the connection must be reset.
     #[must_use]
     pub fn host_stopped_receiving(&mut self, lost: bool) -> bool {
         self.owed.shutdown |= self.host_receives;
@@ -280,8 +284,8 @@ impl Connection {
         self.owed != Owed::default()
     }
 
-    /// The next packet without data that is owed to the guest: operation and flags, in the order in which it
-    /// must see them.
+    /// The next packet without data that is owed to the guest: operation and flags, in the order in
+    /// which it must see them.
     pub fn next_control(&mut self) -> Option<(Op, u32)> {
         let owed = &mut self.owed;
         if std::mem::take(&mut owed.request) {
@@ -305,7 +309,8 @@ impl Connection {
         }
     }
 
-    /// Our credit fields for a packet that goes to the guest now; an update that was owed is thereby paid.
+    /// Our credit fields for a packet that goes to the guest now; an update that was owed is
+    /// thereby paid.
     pub fn stamp(&mut self) -> (u32, u32) {
         self.owed.credit_update = false;
         self.credit.tell()

@@ -7,10 +7,11 @@
 //!   free = window - (sent - forwarded)               told          (the last forwarded it heard of)
 //! ```
 //!
-//! All counters wrap at 2^32; only differences mean anything. The guest may shrink its window below what is in
-//! flight (free is then zero, not negative), and may claim 4 GiB, which costs nothing here: what goes to the
-//! guest is read from the host's socket straight into the guest's buffers. What comes from it is bounded by
-//! our own window, and a guest that exceeds that has broken the protocol.
+//! All counters wrap at 2^32; only differences mean anything. The guest may shrink its window below
+//! what is in flight (free is then zero, not negative), and may claim 4 GiB, which costs nothing
+//! here: what goes to the guest is read from the host's socket straight into the guest's buffers.
+//! What comes from it is bounded by our own window, and a guest that exceeds that has broken the
+//! protocol.
 
 use std::num::Wrapping;
 
@@ -102,8 +103,8 @@ impl Credit {
         Ok(())
     }
 
-    /// Counts data of the guest that has left our buffer. True if the guest should be told by a packet of its
-    /// own: half of the window has been freed since it last heard.
+    /// Counts data of the guest that has left our buffer. True if the guest should be told by a
+    /// packet of its own: half of the window has been freed since it last heard.
     pub fn forwarded(&mut self, length: u32) -> bool {
         debug_assert!(length <= self.held());
         self.forwarded += length;
@@ -231,7 +232,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the guest claims: never more in flight than it allowed, never more held than our window.
+        /// Whatever the guest claims: never more in flight than it allowed, never more held than
+        /// our window.
         #[test]
         fn vs09_no_claim_breaks_the_bounds(start in any::<u32>(), steps in steps()) {
             const WINDOW: u32 = 65_536;

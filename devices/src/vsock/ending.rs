@@ -67,8 +67,8 @@ impl VsockHost {
         }
     }
 
-    /// The host's socket has failed with data of the guest on its way. What the host sent before that is still
-    /// read, then the guest gets a reset.
+    /// The host's socket has failed with data of the guest on its way. What the host sent before
+    /// that is still read, then the guest gets a reset.
     pub(super) fn host_lost(&mut self, key: Key) {
         let dropped = self
             .streams
@@ -103,8 +103,8 @@ impl VsockHost {
         }
     }
 
-    /// The host's side is over in both directions: its socket is closed now, and the guest has until a
-    /// deadline to say that it has understood.
+    /// The host's side is over in both directions: its socket is closed now, and the guest has
+    /// until a deadline to say that it has understood.
     pub(super) fn host_gone(&mut self, key: Key) {
         let lost = self
             .take_stream(key)

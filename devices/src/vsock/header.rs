@@ -1,7 +1,7 @@
 //! The 44-byte header of a vsock packet (virtio 1.2, section 5.10.6).
 //!
-//! It is copied out of guest memory exactly once, as bytes, and decoded from the copy: what was checked is
-//! what is used (HO02).
+//! It is copied out of guest memory exactly once, as bytes, and decoded from the copy: what was
+//! checked is what is used (HO02).
 
 /// Length of a header in bytes.
 pub const HEADER_LEN: usize = 44;
@@ -138,7 +138,8 @@ impl Header {
     }
 }
 
-/// Takes fixed fields off the front of a header. The fields of [`Header::from_bytes`] add up to its length.
+/// Takes fixed fields off the front of a header. The fields of [`Header::from_bytes`] add up to its
+/// length.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

@@ -67,7 +67,8 @@ pub struct Counters {
 /// The loop's side of the device. Whoever owns the loop calls, in each round:
 ///
 /// 1. [`VsockHost::timeout`] for how long to wait,
-/// 2. [`VsockHost::dispatch`] for each event whose token is this device's, giving its answer to the poller,
+/// 2. [`VsockHost::dispatch`] for each event whose token is this device's, giving its answer to the
+///    poller,
 /// 3. [`VsockHost::settle`] once, which does the work on the queues.
 pub struct VsockHost {
     pub(super) muxer: Muxer,
@@ -315,7 +316,8 @@ impl VsockHost {
             }
             Err(_) => return self.refuse(socket, Refusal::Refused("too many connections")),
         };
-        // Not watched until the guest has answered: what the client sends meanwhile stays in the socket.
+        // Not watched until the guest has answered: what the client sends meanwhile stays in the
+        // socket.
         match self
             .register
             .register(socket, Interest::NONE, Token::Stream(key))
@@ -388,7 +390,8 @@ impl VsockHost {
         }
     }
 
-    /// Our end of a new control connection: one at a time, and only from a port that takes privilege.
+    /// Our end of a new control connection: one at a time, and only from a port that takes
+    /// privilege.
     fn control_socket(&mut self, key: Key) -> Option<OwnedFd> {
         if key.guest_port >= PRIVILEGED_PORTS || self.control_connection.is_some() {
             if let Some(count) = self.control_refused.tell() {
@@ -404,8 +407,8 @@ impl VsockHost {
         Some(ours.into())
     }
 
-    /// Connects to who serves a port of the guest's dialling. A unix socket answers at once: connected, nobody
-    /// there, or its backlog full, which counts as nobody (VS12).
+    /// Connects to who serves a port of the guest's dialling. A unix socket answers at once:
+    /// connected, nobody there, or its backlog full, which counts as nobody (VS12).
     fn server_socket(&self, port: u32) -> Option<OwnedFd> {
         let path = self.guest_ports.get(&port).cloned().unwrap_or_else(|| {
             let mut path = self.socket.clone().into_os_string();

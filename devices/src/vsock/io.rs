@@ -1,6 +1,6 @@
 //! Vectored socket I/O from and to guest memory, without a copy between.
-// The kernel reads and writes guest memory by address here; no reference to it is ever made, as the guest may
-// change it at any time.
+// The kernel reads and writes guest memory by address here; no reference to it is ever made, as the
+// guest may change it at any time.
 #![allow(unsafe_code)]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -22,12 +22,14 @@ struct IoVec {
     len: usize,
 }
 
-/// Reads from a socket into guest memory; 0 is the end of the stream. At most [`MAX_SLICES`] are filled.
+/// Reads from a socket into guest memory; 0 is the end of the stream. At most [`MAX_SLICES`] are
+/// filled.
 pub(super) fn receive(fd: BorrowedFd<'_>, into: &[VolatileSlice<'_>]) -> Result<usize, Errno> {
     let mut vectors = vectors(into);
-    // SAFETY: IoSliceMut is guaranteed to have the layout of struct iovec, which IoVec has too. The slices
-    // are only handed to the kernel; nothing dereferences them, so no Rust reference to guest memory arises.
-    // The pointers are valid for writes of their lengths as long as `into` is borrowed.
+    // SAFETY: IoSliceMut is guaranteed to have the layout of struct iovec, which IoVec has too. The
+    // slices are only handed to the kernel; nothing dereferences them, so no Rust reference to
+    // guest memory arises. The pointers are valid for writes of their lengths as long as `into` is
+    // borrowed.
     let vectors = unsafe {
         std::slice::from_raw_parts_mut(vectors.as_mut_ptr().cast::<IoSliceMut<'_>>(), vectors.len())
     };
@@ -68,8 +70,8 @@ fn vectors(slices: &[VolatileSlice<'_>]) -> Vec<IoVec> {
         .iter()
         .take(MAX_SLICES)
         .map(|slice| IoVec {
-            // The guard only matters for memory that is mapped on demand (Xen), which this is not: the
-            // mapping lives as long as the slice's borrow.
+            // The guard only matters for memory that is mapped on demand (Xen), which this is not:
+            // the mapping lives as long as the slice's borrow.
             base: slice.ptr_guard_mut().as_ptr(),
             len: slice.len(),
         })

@@ -8,13 +8,14 @@
 //!   irqfd    <------ Interrupt -----------------------<  | clients (CONNECT)     ControlSink
 //! ```
 //!
-//! One idea a file: [`header`], [`credit`], [`connection`], [`muxer`] and [`handshake`] are pure; `queues` turns
-//! descriptor chains into slices; `io` and `outbox` move bytes; `clients` speaks the `CONNECT` line; `stream` is
-//! the host's end of a connection and `ending` how it ends; `host` and `pump` are the loop that drives them.
+//! One idea a file: [`header`], [`credit`], [`connection`], [`muxer`] and [`handshake`] are pure;
+//! `queues` turns descriptor chains into slices; `io` and `outbox` move bytes; `clients` speaks the
+//! `CONNECT` line; `stream` is the host's end of a connection and `ending` how it ends; `host` and
+//! `pump` are the loop that drives them.
 //!
-//! Data is read from a host socket straight into the guest's receive buffers (many of them by one call) and
-//! written from the guest's transmit buffers straight to the socket; only what the socket does not take at once
-//! is copied, and that never exceeds the connection's credit window.
+//! Data is read from a host socket straight into the guest's receive buffers (many of them by one
+//! call) and written from the guest's transmit buffers straight to the socket; only what the socket
+//! does not take at once is copied, and that never exceeds the connection's credit window.
 
 mod clients;
 pub mod connection;
@@ -88,8 +89,8 @@ impl fmt::Debug for Fence {
 
 /// Who takes the agent's control connection. Called on the loop's thread; must not block.
 pub trait ControlSink: Send {
-    /// The agent has dialled the control port from a port below 1024: this is the other end, non-blocking. It
-    /// is called again only after the connection before has ended.
+    /// The agent has dialled the control port from a port below 1024: this is the other end,
+    /// non-blocking. It is called again only after the connection before has ended.
     fn connected(&mut self, stream: UnixStream);
 }
 
@@ -104,7 +105,8 @@ impl<F: FnMut(UnixStream) + Send> ControlSink for F {
 pub struct Deadlines {
     /// For a client's line.
     pub handshake: Duration,
-    /// After which a client without a line may be dropped in favour of a new one when all places are taken.
+    /// After which a client without a line may be dropped in favour of a new one when all places
+    /// are taken.
     pub handshake_grace: Duration,
     /// For the guest's answer to a client's connection.
     pub connect: Duration,
@@ -127,8 +129,8 @@ impl Default for Deadlines {
 pub struct VsockConfig {
     /// The guest's address: 3 or above.
     pub guest_cid: u64,
-    /// Where clients connect; bound at once with mode 0600, removed with the [`VsockHost`]. What the guest
-    /// dials goes to this path with `_<port>` appended.
+    /// Where clients connect; bound at once with mode 0600, removed with the [`VsockHost`]. What
+    /// the guest dials goes to this path with `_<port>` appended.
     pub socket: PathBuf,
     /// Ports of the guest's dialling that go elsewhere.
     pub guest_ports: BTreeMap<u32, PathBuf>,
@@ -186,7 +188,8 @@ pub enum CreateError {
     /// No descriptor for a doorbell.
     #[error("cannot create a doorbell")]
     Kick(#[source] std::io::Error),
-    /// The socket could not be bound: the path is taken, longer than 107 bytes, or its folder is missing.
+    /// The socket could not be bound: the path is taken, longer than 107 bytes, or its folder is
+    /// missing.
     #[error("cannot bind {}", path.display())]
     Bind {
         /// The socket's path.
@@ -215,8 +218,9 @@ pub enum Token {
     Lingering(u64),
 }
 
-/// Makes a vsock device: the registers' side for [`crate::virtio::VirtioMmio`] and the loop's side. `registrar`
-/// belongs to the loop that will call [`VsockHost::dispatch`]; its tokens need only be made from [`Token`].
+/// Makes a vsock device: the registers' side for [`crate::virtio::VirtioMmio`] and the loop's side.
+/// `registrar` belongs to the loop that will call [`VsockHost::dispatch`]; its tokens need only be
+/// made from [`Token`].
 ///
 /// # Errors
 /// [`CreateError`]; nothing is left behind then.

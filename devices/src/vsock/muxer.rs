@@ -1,4 +1,5 @@
-//! All connections of one guest: who owns which pair of ports, and which packets are owed. Pure: no I/O.
+//! All connections of one guest: who owns which pair of ports, and which packets are owed. Pure: no
+//! I/O.
 //!
 //! ```text
 //!   TX packet --> on_packet --> Verdict for the host's side (connect, write, shut down, close)
@@ -14,8 +15,8 @@ use super::header::{HOST_CID, Header, MAX_PAYLOAD, Op, TYPE_STREAM};
 /// Ports given to clients on the host start here: far from any that a server would choose.
 const FIRST_HOST_PORT: u32 = 1 << 30;
 
-/// Resets owed to the guest for connections that do not exist. A guest that provokes more than this without
-/// taking any is not owed the rest.
+/// Resets owed to the guest for connections that do not exist. A guest that provokes more than this
+/// without taking any is not owed the rest.
 const MAX_RESETS: usize = 1024;
 
 /// How many connections get the large window; beyond that the small one bounds memory.
@@ -66,7 +67,8 @@ pub enum Verdict {
     Credit(Key),
     /// A direction has ended; look at the connection.
     Ended(Key),
-    /// The guest is done both ways, its reset is on the way and the connection is gone: flush and close.
+    /// The guest is done both ways, its reset is on the way and the connection is gone: flush and
+    /// close.
     Finished(Key),
     /// The connection is gone: close.
     Closed(Key),
@@ -83,8 +85,8 @@ pub struct Muxer {
     guest_cid: u64,
     limits: Limits,
     connections: HashMap<Key, Connection>,
-    /// Ports that clients on the host were given: freed by the end of the connection that owns them, never by
-    /// one of the guest's making that happens to use the same number.
+    /// Ports that clients on the host were given: freed by the end of the connection that owns
+    /// them, never by one of the guest's making that happens to use the same number.
     host_ports: HashSet<u32>,
     next_host_port: u32,
     resets: VecDeque<Header>,
@@ -198,8 +200,8 @@ impl Muxer {
         Ok(key)
     }
 
-    /// The host's socket has taken the connection that `request` asked for. False if it cannot be: it is
-    /// refused then.
+    /// The host's socket has taken the connection that `request` asked for. False if it cannot be:
+    /// it is refused then.
     #[must_use]
     pub fn accept(&mut self, key: Key, request: &Header) -> bool {
         let accepted = self
@@ -277,8 +279,8 @@ impl Muxer {
         None
     }
 
-    /// The header for `length` bytes of data to the guest, which count as sent. `None` if the connection is
-    /// gone.
+    /// The header for `length` bytes of data to the guest, which count as sent. `None` if the
+    /// connection is gone.
     pub fn data_header(&mut self, key: Key, length: u32) -> Option<Header> {
         self.connections.get_mut(&key)?.sent(length);
         self.header(key, Op::ReadWrite, 0, length)
@@ -369,7 +371,8 @@ impl Muxer {
         })
     }
 
-    /// A port that no client has, rotating, so that a late packet of a former connection meets none.
+    /// A port that no client has, rotating, so that a late packet of a former connection meets
+    /// none.
     fn take_host_port(&mut self) -> u32 {
         // Ends: there are 2^30 times more ports than connections.
         loop {

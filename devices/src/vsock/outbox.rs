@@ -9,8 +9,8 @@ use vm_memory::VolatileSlice;
 use super::io::{self, retry};
 use super::queues;
 
-/// A buffer in front of a socket. Its bound is the connection's credit window: the muxer refuses what goes
-/// beyond. Empty, it holds no memory.
+/// A buffer in front of a socket. Its bound is the connection's credit window: the muxer refuses
+/// what goes beyond. Empty, it holds no memory.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     bytes: Vec<u8>,
@@ -26,8 +26,8 @@ impl Outbox {
         self.len() == 0
     }
 
-    /// Sends data from guest memory straight to the socket if nothing is queued, and queues the rest. Returns
-    /// how many bytes the socket took.
+    /// Sends data from guest memory straight to the socket if nothing is queued, and queues the
+    /// rest. Returns how many bytes the socket took.
     pub(super) fn send(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -76,7 +76,8 @@ impl Outbox {
     }
 
     fn push(&mut self, slice: &VolatileSlice<'_>) {
-        // What was sent is dropped before the buffer grows, so that it stays near the window's size.
+        // What was sent is dropped before the buffer grows, so that it stays near the window's
+        // size.
         if self.start > 0 && self.bytes.len() + slice.len() > self.bytes.capacity() {
             self.bytes.drain(..self.start);
             self.start = 0;

@@ -1,8 +1,9 @@
 //! The work on the queues: packets of the guest to sockets, data of sockets to the guest.
 //!
-//! Both directions take turns in bounded portions, streams take turns within one, and the loop sees its other
-//! events in between: no flood starves anything. Doorbells are off while a queue is being worked on and come
-//! on with a second look when it is found empty; the guest is interrupted once a portion, if it wants to be.
+//! Both directions take turns in bounded portions, streams take turns within one, and the loop sees
+//! its other events in between: no flood starves anything. Doorbells are off while a queue is being
+//! worked on and come on with a second look when it is found empty; the guest is interrupted once a
+//! portion, if it wants to be.
 
 use std::os::fd::AsFd;
 
@@ -139,8 +140,8 @@ impl VsockHost {
                     }
                 }
             }
-            // Nobody takes it any more. What was on its way when the guest was told so is lost, and the end
-            // of the connection will not pretend otherwise.
+            // Nobody takes it any more. What was on its way when the guest was told so is lost, and
+            // the end of the connection will not pretend otherwise.
             _ => {
                 self.forwarded(key, length);
                 let lost =

@@ -1,8 +1,9 @@
 //! Descriptor chains as lists of guest memory slices.
 //!
-//! Whatever the driver puts in a chain ends in one of three ways: slices that lie in guest memory; a packet
-//! that is too short, which its user drops; or a [`QueueError`], after which the device asks for a reset. A
-//! chain is walked once and for at most as many steps as its table has entries, so a loop ends too (HO01).
+//! Whatever the driver puts in a chain ends in one of three ways: slices that lie in guest memory;
+//! a packet that is too short, which its user drops; or a [`QueueError`], after which the device
+//! asks for a reset. A chain is walked once and for at most as many steps as its table has entries,
+//! so a loop ends too (HO01).
 
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestMemory, GuestMemoryMmap, Permissions, VolatileSlice};
@@ -65,8 +66,8 @@ fn collect<'m>(
         Permissions::Read
     };
     let mut length = 0;
-    // The iterator just stops at a bad index, at a table's end and after as many steps as the table has
-    // entries; whether the chain has really ended, only its last descriptor says.
+    // The iterator just stops at a bad index, at a table's end and after as many steps as the table
+    // has entries; whether the chain has really ended, only its last descriptor says.
     let mut ended = false;
     for descriptor in chain {
         ended = !descriptor.has_next();
@@ -152,8 +153,8 @@ struct RxChain {
 }
 
 impl<'m> RxBatch<'m> {
-    /// Takes buffers until there is room for `want` bytes of payload or no buffer is left. Those that stay
-    /// unused must be given back with [`RxBatch::give_back`].
+    /// Takes buffers until there is room for `want` bytes of payload or no buffer is left. Those
+    /// that stay unused must be given back with [`RxBatch::give_back`].
     pub(super) fn take(
         &mut self,
         queue: &mut Queue,
@@ -204,9 +205,9 @@ impl<'m> RxBatch<'m> {
         &self.payload
     }
 
-    /// Hands the filled buffers to the guest, `length` bytes of payload in all, each as a packet whose header
-    /// `header` makes for its share, and gives back the rest. Returns how many buffers were used. A length
-    /// of 0 is one packet without data.
+    /// Hands the filled buffers to the guest, `length` bytes of payload in all, each as a packet
+    /// whose header `header` makes for its share, and gives back the rest. Returns how many buffers
+    /// were used. A length of 0 is one packet without data.
     pub(super) fn complete(
         &mut self,
         queue: &mut Queue,

@@ -16,15 +16,15 @@ pub(super) struct Active {
     pub(super) interrupt: Interrupt,
 }
 
-/// The loop holds the lock while it works on the queues, for a bounded number of packets; vCPUs take it only
-/// to start and to reset the device, so interrupt handlers never wait for it.
+/// The loop holds the lock while it works on the queues, for a bounded number of packets; vCPUs
+/// take it only to start and to reset the device, so interrupt handlers never wait for it.
 #[derive(Debug, Default)]
 pub(super) struct Shared(Mutex<Slot>);
 
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    /// Counts resets: connections of an earlier epoch are over, even if the device runs again by the time
-    /// that the loop looks.
+    /// Counts resets: connections of an earlier epoch are over, even if the device runs again by
+    /// the time that the loop looks.
     pub(super) epoch: u64,
     pub(super) active: Option<Active>,
 }
@@ -41,7 +41,8 @@ impl Shared {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Slot> {
-        // Poisoned only by a panic of the loop, which ends the process; resets must not panic on top.
+        // Poisoned only by a panic of the loop, which ends the process; resets must not panic on
+        // top.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

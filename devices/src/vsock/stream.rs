@@ -1,4 +1,5 @@
-//! The host's end of a connection: a socket, what is queued for it, and what the loop watches it for.
+//! The host's end of a connection: a socket, what is queued for it, and what the loop watches it
+//! for.
 
 use std::os::fd::OwnedFd;
 
@@ -16,8 +17,8 @@ pub(super) struct Stream {
     pub(super) source: Source<OwnedFd>,
     pub(super) outbox: Outbox,
     pub(super) reading: Reading,
-    /// How much to read at once: grows while reads are full, so that a trickle costs one buffer and a flood
-    /// few system calls.
+    /// How much to read at once: grows while reads are full, so that a trickle costs one buffer and
+    /// a flood few system calls.
     pub(super) burst: u32,
     pub(super) greeting: Option<Greeting>,
 }
@@ -51,8 +52,9 @@ impl Stream {
         }
     }
 
-    /// What can be acted on now, and nothing else: a socket that has hung up reports so for as long as it is
-    /// watched for anything, so that one whose data cannot be taken must not be watched at all (VS01).
+    /// What can be acted on now, and nothing else: a socket that has hung up reports so for as long
+    /// as it is watched for anything, so that one whose data cannot be taken must not be watched at
+    /// all (VS01).
     pub(super) fn interest(&self, connection: &Connection) -> Interest {
         if !connection.is_open() {
             return Interest::NONE;

@@ -341,8 +341,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever the guest and the host do: what is held stays within the window, packets that are owed end,
-    /// each connection's port belongs to it, and a guest that is told of a reset has no connection there.
+    /// Whatever the guest and the host do: what is held stays within the window, packets that are
+    /// owed end, each connection's port belongs to it, and a guest that is told of a reset has no
+    /// connection there.
     #[test]
     fn no_order_of_events_breaks_the_muxer(steps in steps()) {
         let mut muxer = muxer();

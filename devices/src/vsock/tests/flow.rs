@@ -473,7 +473,8 @@ fn one_flooding_stream_does_not_starve_the_others() {
     let (mut quiet, quiet_port) = rig.connected(80);
     while flood.write(&noise(65_536)).is_ok() {}
     quiet.write_all(b"x").unwrap();
-    // One turn of the flood is at most 128 KiB, which is 33 buffers: within two turns the other has its byte.
+    // One turn of the flood is at most 128 KiB, which is 33 buffers: within two turns the other has
+    // its byte.
     let packets = rig.exchange();
     let position = packets
         .iter()

@@ -208,8 +208,8 @@ fn ho02_header_rewritten_after_it_was_read_has_no_effect() {
     let folder = tempfile::tempdir().unwrap();
     let mut rig = Rig::new(folder.path(), |_| ());
     let (mut server, header) = dialled(&mut rig, 700, 5000);
-    // The guest rewrites the length of its packet without pause while the device reads it: each time it is
-    // seen as the one or the other, and what arrives adds up to what was counted.
+    // The guest rewrites the length of its packet without pause while the device reads it: each
+    // time it is seen as the one or the other, and what arrives adds up to what was counted.
     let packet = Header {
         len: 1,
         ..with(header, Op::ReadWrite, 0)

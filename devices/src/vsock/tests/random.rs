@@ -104,8 +104,8 @@ proptest! {
     // A quarter of what PROPTEST_CASES says, as each case is a device of its own.
     #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
 
-    /// Each side receives a prefix of what the other has sent, nothing spins, nothing is held beyond its bound
-    /// and nothing is left at the end.
+    /// Each side receives a prefix of what the other has sent, nothing spins, nothing is held
+    /// beyond its bound and nothing is left at the end.
     #[test]
     fn any_order_of_events_leaves_prefixes_and_no_trace(steps in steps()) {
         let folder = tempfile::tempdir().unwrap();
