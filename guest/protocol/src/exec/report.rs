@@ -44,20 +44,20 @@ impl Settings {
 pub enum Action {
     /// Send a signal to the main process.
     Signal(u8),
-    /// Kill every process of the leaf, then report [`Exec::leaf_empty`] when none is left.
+    /// Kill every process of the leaf, then report [`Exec::leaf_empty`](super::Exec::leaf_empty) when none is left.
     KillLeaf,
     /// Read both pipes until each would block, ends, or has no room; they may not become readable by themselves.
     ReadOut,
-    /// Nothing more will happen: collect the leaf's usage, remove it, and call [`Exec::finish`].
+    /// Nothing more will happen: collect the leaf's usage, remove it, and call [`Exec::finish`](super::Exec::finish).
     Finish,
 }
 
 /// Where the next bytes of a stream go.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Room<'a> {
-    /// Into the store: read at most this much, then [`Exec::commit`].
+    /// Into the store: read at most this much, then [`Exec::commit`](super::Exec::commit).
     Store(&'a mut [u8]),
-    /// Nowhere: read into any buffer, then [`Exec::drop_bytes`].
+    /// Nowhere: read into any buffer, then [`Exec::drop_bytes`](super::Exec::drop_bytes).
     Discard,
     /// Leave them in the pipe until the client has consumed some.
     Wait,

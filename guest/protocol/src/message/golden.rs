@@ -273,3 +273,22 @@ fn control_frames_are_those_of_the_specification() {
     );
     vectors.check(|frame| ControlToAgent::decode(frame).is_ok());
 }
+
+#[test]
+fn specification_has_every_kind_with_its_limit() {
+    let text = include_str!("../../PROTOCOL.md");
+    for kind in FrameKind::ALL.iter().copied() {
+        let row = format!("| {:#04x} |", kind as u8);
+        let line = text.lines().find(|line| line.starts_with(&row)).unwrap();
+        // The last number before the end of the row or its semicolon.
+        let cell = line.trim_end_matches(" |").rsplit("| ").next().unwrap();
+        let number: String = cell
+            .split(';')
+            .next()
+            .unwrap()
+            .chars()
+            .filter(char::is_ascii_digit)
+            .collect();
+        assert_eq!(number, max_payload(kind).to_string(), "{line}");
+    }
+}
