@@ -38,14 +38,7 @@ impl InProcess {
         let folder = tempfile::tempdir().unwrap();
         let kernel = folder.path().join("guest.elf");
         std::fs::write(&kernel, guest).unwrap();
-        let mut config = Config {
-            memory: 128 << 20,
-            cpus: 1,
-            kernel,
-            initramfs: None,
-            agent: None,
-            cmdline: String::new(),
-        };
+        let mut config = Config::new(kernel);
         change(&mut config);
         let console = Tap::default();
         let ours = console.clone();

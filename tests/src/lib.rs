@@ -17,6 +17,7 @@
 //! Limits: helpers panic on failure, as assertions do; nothing here returns an error.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // All of it is test code.
 
+pub mod image;
 mod in_process;
 mod program;
 mod tap;

@@ -19,9 +19,9 @@ pub struct Vmm {
 }
 
 impl Vmm {
-    /// `vmm VERB` with a state folder of its own and nothing of the caller's configuration.
+    /// `vmm VERB` with nothing on stdin.
     pub fn new(verb: &str) -> Self {
-        let mut command = Command::new(binary());
+        let mut command = Command::new(binary_path());
         command.arg(verb).stdin(Stdio::null());
         Self {
             command,
@@ -29,10 +29,22 @@ impl Vmm {
         }
     }
 
+    /// The program itself.
+    pub fn binary() -> &'static Path {
+        binary_path()
+    }
+
     /// Adds arguments.
     #[must_use]
     pub fn args<S: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
         self.command.args(arguments);
+        self
+    }
+
+    /// Adds one argument.
+    #[must_use]
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.command.arg(argument);
         self
     }
 
@@ -179,7 +191,7 @@ impl Ended {
 }
 
 /// `$VMM_BIN`, else the program of this workspace, built if need be.
-fn binary() -> &'static Path {
+fn binary_path() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         if let Some(path) = std::env::var_os("VMM_BIN") {

@@ -3,6 +3,7 @@
 //! ```text
 //!   boot    spawn to the first serial byte of a fast guest, on the host's own KVM, A B C A B C ...
 //!   size    the monitor's own memory with an idle guest, and what the binaries take on disk
+//!   stream  a guest program's uncapped output, beside the same pipeline over the peer, in one machine
 //! ```
 
 mod boot;
@@ -10,6 +11,7 @@ mod contestant;
 mod report;
 mod size;
 mod stats;
+mod stream;
 
 use std::path::PathBuf;
 
@@ -33,6 +35,8 @@ pub enum Bench {
     },
     /// The monitor's own memory with an idle guest of 128 MiB, and the size of the binaries.
     Size,
+    /// Throughput of a guest program's output, in the nest where the host's KVM has no hardware behind it.
+    Stream(stream::Arguments),
 }
 
 /// Runs one and fails where a target is missed.
@@ -44,6 +48,7 @@ pub fn run(place: &Place, bench: Bench) -> Result<u8> {
             memory,
         } => boot::run(place, peer, rounds, memory),
         Bench::Size => size::run(place),
+        Bench::Stream(arguments) => stream::run(place, arguments),
     }
     .map(|()| 0)
 }

@@ -1,6 +1,5 @@
 //! Where raw samples and the table of a run go.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -77,11 +76,6 @@ pub fn keep(
         .naming(|| "encode the samples".into())?;
     write_whole(&path, &bytes)?;
     Ok(path)
-}
-
-/// Prints lines of data.
-pub fn print(text: &str) -> Result<()> {
-    writeln!(std::io::stdout(), "{text}").naming(|| "write to stdout".into())
 }
 
 /// One line of a table of times.

@@ -1,0 +1,363 @@
+//! Throughput of a guest program's uncapped output, and of the same pipeline over a peer, interleaved.
+//!
+//! ```text
+//!   outside   builds, makes the peer's initramfs, starts one machine ──> inside (this program again)
+//!   inside    A  vmm run --output-limit none -- sh -c PIPELINE       ──> its stdout, a pipe
+//!             B  peer: bench-guest, PIPELINE into vsock              ──> its unix socket
+//! ```
+//!
+//! Both start guests of the same kernel, userland and memory; timed are the bytes from the first to the last, so
+//! that boot is left out.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::json;
+
+use crate::bench::contestant::Ended;
+use crate::bench::report::{self, Circumstances};
+use crate::bench::stats::{Ratio, Summary};
+use crate::bench::verdict;
+use crate::cpio::Archive;
+use crate::error::{Error, Naming, Result};
+use crate::kvm::{Kvm, Wish};
+use crate::nest;
+use crate::place::{Place, write_whole};
+use crate::process::{build_static, capture, line, read};
+use crate::run::Parts;
+use crate::say;
+
+/// At least this many times the peer.
+const TARGET: f64 = 1.5;
+/// A guest that has not sent its first byte by then never will.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// `cargo xtask bench stream`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Another monitor to compare with, such as firecracker=/usr/bin/firecracker.
+    #[arg(long, value_name = "NAME=PATH", value_parser = super::peer)]
+    peer: Option<PathBuf>,
+    /// Rounds in which each program runs once.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// MiB that the guest program writes.
+    #[arg(long, default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    mib: u32,
+    /// Whose KVM.
+    #[arg(long, env = "VMM_KVM", value_enum, default_value = "auto")]
+    kvm: Wish,
+    /// A plan to measure by, here and now; what the command gives itself in the machine.
+    #[arg(long, hide = true)]
+    plan: Option<PathBuf>,
+}
+
+/// What the inside needs to know.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Plan {
+    vmm: PathBuf,
+    kernel: PathBuf,
+    initramfs: PathBuf,
+    peer: Option<PathBuf>,
+    rounds: u32,
+    bytes: u64,
+    pipeline: String,
+}
+
+/// MB/s of each round.
+#[derive(Default, serde::Serialize, serde::Deserialize)]
+struct Samples {
+    vmm: Vec<f64>,
+    peer: Vec<f64>,
+}
+
+#[derive(serde::Serialize)]
+struct Report {
+    what: &'static str,
+    circumstances: Circumstances,
+    machine: &'static str,
+    peer: Option<String>,
+    pipeline: String,
+    samples_mb_s: Samples,
+    /// Of the peer's median to ours: its inverse is how many times as fast we are.
+    peer_to_vmm: Option<Ratio>,
+}
+
+/// Measures, prints, keeps and judges.
+pub fn run(place: &Place, arguments: Arguments) -> Result<()> {
+    if let Some(plan) = &arguments.plan {
+        return inside(plan);
+    }
+    let parts = Parts::ready(place, arguments.kvm)?;
+    let folder = place.target.join("bench");
+    std::fs::create_dir_all(&folder).naming(|| format!("create {}", folder.display()))?;
+    let pipeline = format!(
+        "dd if=/dev/zero bs=64k count={} 2>/dev/null | cat",
+        arguments.mib * 16
+    );
+    let initramfs = parts.image.folder.join("initramfs.cpio");
+    let peer_initramfs = folder.join("stream-initramfs.cpio");
+    if arguments.peer.is_some() {
+        let guest = build_static(place, "bench-guest", "bench-guest")?;
+        let archive = peer_archive(&read(&initramfs)?, &read(&guest)?, &pipeline);
+        write_whole(&peer_initramfs, &archive)?;
+    }
+    let plan = Plan {
+        vmm: parts.vmm.clone(),
+        kernel: parts.image.folder.join("vmlinux"),
+        initramfs: peer_initramfs,
+        peer: arguments.peer.clone(),
+        rounds: arguments.rounds,
+        bytes: u64::from(arguments.mib) << 20,
+        pipeline: pipeline.clone(),
+    };
+    let samples = measure(place, &parts, &plan, &folder.join("stream-plan.json"))?;
+    let ratio = (!samples.peer.is_empty()).then(|| Ratio::of(&samples.peer, &samples.vmm));
+    let report = Report {
+        what: "MB/s of a guest program's output, first byte to last",
+        circumstances: Circumstances::now(place, &parts.vmm),
+        machine: parts.kvm.name(),
+        peer: arguments.peer.as_deref().map(report::version),
+        pipeline,
+        samples_mb_s: samples,
+        peer_to_vmm: ratio,
+    };
+    let path = report::keep(place, "stream", report.circumstances.time, &report)?;
+    tell(&report)?;
+    say::step(format!("samples are in {}", path.display()));
+    let missed = ratio.filter(|ratio| 1.0 / ratio.upper_95 < TARGET);
+    verdict(&Vec::from_iter(missed.map(|ratio| {
+        format!(
+            "{:.2} times the peer is below {TARGET}",
+            1.0 / ratio.upper_95
+        )
+    })))
+}
+
+fn tell(report: &Report) -> Result<()> {
+    let samples = &report.samples_mb_s;
+    for (name, series) in [("vmm", &samples.vmm), ("peer", &samples.peer)] {
+        if !series.is_empty() {
+            let Summary { p50, max, .. } = Summary::of(series);
+            say::data(format!(
+                "{name:<5} median {p50:.1} MB/s, best {max:.1}, n={}",
+                series.len()
+            ))?;
+        }
+    }
+    if let Some(ratio) = &report.peer_to_vmm {
+        say::data(format!(
+            "vmm is {:.2} times as fast, at least {:.2} with 95 % (target {TARGET}), on {}",
+            1.0 / ratio.median,
+            1.0 / ratio.upper_95,
+            report.machine
+        ))?;
+    }
+    Ok(())
+}
+
+/// The image's archive and, after it, a second one with what the peer's guest runs.
+fn peer_archive(image: &[u8], guest: &[u8], pipeline: &str) -> Vec<u8> {
+    let mut archive = Archive::default();
+    archive.folder(".vmm", 0o755);
+    archive.file(".vmm/bench-guest", 0o755, guest);
+    archive.file(".vmm/pipeline", 0o644, pipeline.as_bytes());
+    let mut bytes = image.to_vec();
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes.extend(archive.finish());
+    bytes
+}
+
+/// Runs the inside where the KVM is.
+fn measure(place: &Place, parts: &Parts, plan: &Plan, path: &Path) -> Result<Samples> {
+    let text = serde_json::to_vec(plan)
+        .map_err(std::io::Error::from)
+        .naming(|| "encode the plan".into())?;
+    write_whole(path, &text)?;
+    let own = std::env::current_exe().naming(|| "find this program".into())?;
+    let words = [
+        own.into_os_string(),
+        "bench".into(),
+        "stream".into(),
+        "--plan".into(),
+        path.into(),
+    ];
+    let output = match parts.kvm {
+        Kvm::Host => {
+            let mut command = Command::new(&words[0]);
+            capture(command.args(&words[1..]).envs(parts.env()))?
+        }
+        Kvm::Nest => {
+            let mut options = nest::Options::new(place, words.into());
+            options.env = parts.env();
+            options.stdin = false;
+            options.repeatable = true;
+            let sink = Shared::default();
+            let mut sinks = nest::own_sinks()?;
+            sinks.stdout = Box::new(sink.clone());
+            let status = nest::run(place, &options, sinks)?;
+            let text = sink.text();
+            if status != 0 {
+                return Err(Error::Check(format!(
+                    "the measurement left with {status}: {text}"
+                )));
+            }
+            text
+        }
+    };
+    serde_json::from_str(output.trim())
+        .map_err(|error| Error::Check(format!("no samples ({error}): {output}")))
+}
+
+/// Bytes that a nest writes to.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Shared {
+    fn text(&self) -> String {
+        let bytes = self
+            .0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let mut all = self
+            .0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        all.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn inside(path: &Path) -> Result<()> {
+    let plan: Plan = serde_json::from_slice(&read(path)?)
+        .map_err(|error| Error::malformed(path, error.to_string()))?;
+    let mut samples = Samples::default();
+    for _ in 0..plan.rounds {
+        samples.vmm.push(ours(&plan)?);
+        if let Some(program) = &plan.peer {
+            samples.peer.push(theirs(&plan, program)?);
+        }
+    }
+    say::data(json!(samples))
+}
+
+fn ours(plan: &Plan) -> Result<f64> {
+    let mut command = Command::new(&plan.vmm);
+    command
+        .args([
+            "run",
+            "--memory",
+            "256M",
+            "--output-limit",
+            "none",
+            "--",
+            "sh",
+            "-c",
+            &plan.pipeline,
+        ])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let child = command
+        .spawn()
+        .naming(|| format!("start `{}`", line(&command)))?;
+    let mut child = Ended(child);
+    let stdout = child.0.stdout.take();
+    let stdout = stdout.ok_or_else(|| Error::Check("no stdout".into()))?;
+    let speed = drain(stdout, plan.bytes)?;
+    let status = child.0.wait().naming(|| "wait for vmm".into())?;
+    if !status.success() {
+        return Err(Error::Check(format!(
+            "`{}` left with {status}",
+            line(&command)
+        )));
+    }
+    Ok(speed)
+}
+
+fn theirs(plan: &Plan, program: &Path) -> Result<f64> {
+    let folder = tempfile::tempdir().naming(|| "create a folder".into())?;
+    let socket = folder.path().join("peer.sock");
+    let listener = folder.path().join("peer.sock_52");
+    let listener =
+        UnixListener::bind(&listener).naming(|| format!("bind {}", listener.display()))?;
+    let config = json!({
+        "boot-source": {
+            "kernel_image_path": plan.kernel,
+            "initrd_path": plan.initramfs,
+            "boot_args": "quiet panic=-1 reboot=k 8250.nr_uarts=0 rdinit=/.vmm/bench-guest",
+        },
+        "drives": [],
+        "machine-config": { "vcpu_count": 1, "mem_size_mib": 256 },
+        "vsock": { "guest_cid": 3, "uds_path": socket },
+    });
+    let path = folder.path().join("peer.json");
+    write_whole(&path, config.to_string().as_bytes())?;
+    let mut command = Command::new(program);
+    command
+        .args(["--no-api", "--level", "Off", "--config-file"])
+        .arg(&path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let child = command
+        .spawn()
+        .naming(|| format!("start `{}`", line(&command)))?;
+    let _child = Ended(child);
+    wait_readable(&listener)?;
+    let (stream, _) = listener.accept().naming(|| "accept the guest".into())?;
+    drain(stream, plan.bytes)
+}
+
+/// Reads it all; MB/s from the first byte to the last.
+fn drain(mut source: impl Read + std::os::fd::AsFd, expected: u64) -> Result<f64> {
+    let mut buffer = vec![0; 256 * 1024];
+    wait_readable(&source)?;
+    let first = source
+        .read(&mut buffer)
+        .naming(|| "read the output".into())?;
+    let start = Instant::now();
+    let mut count = 0;
+    while let read @ 1.. = source
+        .read(&mut buffer)
+        .naming(|| "read the output".into())?
+    {
+        count += read as u64;
+    }
+    let elapsed = start.elapsed().as_secs_f64();
+    if count + first as u64 != expected {
+        return Err(Error::Check(format!(
+            "{} bytes came of {expected}",
+            count + first as u64
+        )));
+    }
+    Ok(count as f64 / elapsed / 1e6)
+}
+
+fn wait_readable(source: &impl std::os::fd::AsFd) -> Result<()> {
+    let timeout = Timespec {
+        tv_sec: DEADLINE.as_secs() as i64,
+        tv_nsec: 0,
+    };
+    let ready = poll(&mut [PollFd::new(source, PollFlags::IN)], Some(&timeout));
+    match ready.naming(|| "wait for the guest".into())? {
+        0 => Err(Error::Check(format!(
+            "the guest has sent nothing in {DEADLINE:?}"
+        ))),
+        _ => Ok(()),
+    }
+}
