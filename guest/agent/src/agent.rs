@@ -133,6 +133,7 @@ pub(crate) struct Agent<'a, P: Platform> {
     listener: Option<Source<OwnedFd>>,
     link: Link,
     link_timer: Option<(u64, TimerId)>,
+    last_gone: Option<String>,
     pub(crate) life: Option<Box<Life>>,
     pub(crate) connections: BTreeMap<u64, Connection>,
     last_connection: u64,
@@ -166,6 +167,7 @@ impl<'a, P: Platform> Agent<'a, P> {
             listener: None,
             link: Link::new(),
             link_timer: None,
+            last_gone: None,
             life: None,
             connections: BTreeMap::new(),
             last_connection: 0,
@@ -452,7 +454,12 @@ impl<'a, P: Platform> Agent<'a, P> {
     }
 
     fn control_gone(&mut self, gone: &Gone) {
-        self.log.info(format_args!("control connection: {gone}"));
+        let message = format!("control connection: {gone}");
+        // Not again and again while the monitor is away.
+        if self.last_gone.as_ref() != Some(&message) {
+            self.log.info(&message);
+            self.last_gone = Some(message);
+        }
         let now = self.now();
         self.link.give_up(now);
     }

@@ -94,6 +94,13 @@ pub fn mount_all() -> Vec<String> {
             Err(error) => failures.push(format!("cannot mount {:?}: {error}", entry.target)),
         }
     }
+    // As docker's seccomp profile does: in a user namespace of its own any workload would have
+    // all capabilities over what it makes there, and with them a cgroup tree to write to.
+    if let Err(error) = std::fs::write("/proc/sys/user/max_user_namespaces", "0")
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        failures.push(format!("cannot forbid user namespaces: {error}"));
+    }
     for path in READ_ONLY {
         match read_only(path) {
             // This kernel does not have that part.

@@ -100,8 +100,8 @@ pub fn accept(listener: &OwnedFd) -> Result<(OwnedFd, Option<Address>), Errno> {
     Ok((socket, peer.as_ref().and_then(Address::from_any)))
 }
 
-/// Starts to connect to `to` from our `port`. The socket turns writable when it is decided; ask
-/// [`connected`] then.
+/// Starts to connect to `to` from our `port`. The socket turns writable when it is decided, with the
+/// outcome as its error.
 ///
 /// # Errors
 /// [`Errno::ADDRINUSE`] when the source port is taken; what else the kernel says at once.
@@ -112,14 +112,6 @@ pub fn connect(port: u32, to: Address) -> Result<OwnedFd, Errno> {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error),
     }
-}
-
-/// How a connect ended.
-///
-/// # Errors
-/// Why it failed.
-pub fn connected(socket: &OwnedFd) -> Result<(), Errno> {
-    rustix::net::sockopt::socket_error(socket)?
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ fn ex09_a_background_process_without_the_streams_is_no_reason_to_wait() {
 }
 
 #[test]
-fn ex10_cancel_races_natural_exit_and_there_is_one_record_each_time() {
+fn cancel_races_natural_exit_and_there_is_one_record_each_time() {
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();
     for round in 0..500u64 {
@@ -113,7 +113,7 @@ fn ex10_cancel_races_natural_exit_and_there_is_one_record_each_time() {
 }
 
 #[test]
-fn ex11_cancel_settles_whatever_the_child_does() {
+fn cancel_settles_whatever_the_child_does() {
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();
     for script in [
@@ -148,7 +148,7 @@ fn ex11_cancel_settles_whatever_the_child_does() {
 }
 
 #[test]
-fn pr02_thousands_of_orphans_are_collected_and_statuses_stay_right() {
+fn thousands_of_orphans_are_collected_and_statuses_stay_right() {
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();
     let orphans = client.exec(&sh(
@@ -191,7 +191,7 @@ fn pr03_a_process_that_does_not_die_is_reported_and_the_agent_serves_on() {
 }
 
 #[test]
-fn pr07_a_signal_after_the_end_reaches_nobody() {
+fn a_signal_after_the_end_reaches_nobody() {
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();
     let id = client.exec(&sh("exit 0"));
@@ -396,7 +396,7 @@ fn ev02_an_idle_agent_never_wakes_up() {
 }
 
 #[test]
-fn ex13_a_thousand_execs_leave_memory_descriptors_and_children_where_they_were() {
+fn a_thousand_execs_leave_memory_descriptors_and_children_where_they_were() {
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();
     let request = vmm_protocol::ExecRequest::new(["/bin/true"]);

@@ -236,7 +236,7 @@ fn se02_an_exec_that_nobody_reads_holds_up_no_sibling_on_its_session() {
 }
 
 #[test]
-fn se03_hello_of_another_generation_or_version_is_refused_by_name() {
+fn hello_of_another_generation_or_version_is_refused_by_name() {
     let sandbox = Sandbox::new();
     let mut stale = Client::new(sandbox.dial());
     let other = GenerationId {
@@ -254,7 +254,7 @@ fn se03_hello_of_another_generation_or_version_is_refused_by_name() {
 }
 
 #[test]
-fn ex15_each_ceiling_has_a_refusal_of_its_own() {
+fn each_ceiling_has_a_refusal_of_its_own() {
     let options = Options {
         sessions: Some(2),
         store_bytes: Some(3 << 20),
@@ -283,7 +283,7 @@ fn ex15_each_ceiling_has_a_refusal_of_its_own() {
 }
 
 #[test]
-fn ex14_a_lost_client_is_a_cancel_once_the_life_is_known_to_be_the_same() {
+fn a_lost_client_is_a_cancel_once_the_life_is_known_to_be_the_same() {
     let mut sandbox = Sandbox::new();
     let mut client = sandbox.connect();
     let mut request = sh("echo $$; trap '' TERM; while :; do sleep 600; done");
