@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// A queue's doorbell: rung by KVM (as an ioeventfd at [`super::NOTIFY_OFFSET`] with the queue's
 /// index as datamatch) or by a plain `QueueNotify` write, heard by the device's loop.
@@ -20,7 +20,7 @@ impl Kick {
     /// # Errors
     /// When no descriptor is left.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(EventFd::new(EFD_NONBLOCK)?)))
+        Ok(Self(Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?)))
     }
 
     /// The eventfd to register with KVM.
