@@ -1,4 +1,5 @@
-//! From a generation's socket to a stream into its guest: connect, ask by the tagged line, take the answer.
+//! From a generation's socket to a stream into its guest: connect, ask by the tagged line, take the
+//! answer.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
@@ -22,7 +23,8 @@ const MAX_LINE: usize = 512;
 /// Why there is no connection to a guest.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The socket is not there, or does not take connections: the sandbox is not running, or this life is over.
+    /// The socket is not there, or does not take connections: the sandbox is not running, or this
+    /// life is over.
     #[error("connecting to {path}")]
     Socket {
         /// The socket.
@@ -140,8 +142,9 @@ pub struct Connection {
     pub early: Vec<u8>,
 }
 
-/// Connects to a port of the guest whose generation is `tag`, by the socket of that generation. A monitor of
-/// another generation answers [`ConnectError::Stale`] at once, and no byte reaches its guest.
+/// Connects to a port of the guest whose generation is `tag`, by the socket of that generation. A
+/// monitor of another generation answers [`ConnectError::Stale`] at once, and no byte reaches its
+/// guest.
 pub fn open(
     path: &Path,
     port: u32,
@@ -151,7 +154,8 @@ pub fn open(
     let stream = dial(path, deadlines.connect)?;
     let deadline = Instant::now() + deadlines.answer;
     let failed = ConnectError::io("the connect line", deadlines.answer);
-    // A monitor that refuses may close before it has read the line: its answer is there all the same.
+    // A monitor that refuses may close before it has read the line: its answer is there all the
+    // same.
     match transmit_all(stream.as_fd(), tag.connect_line(port).as_bytes(), deadline) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => return Err(failed(error)),
         _ => {}
@@ -184,7 +188,8 @@ pub fn open(
     }
 }
 
-/// Connects with a deadline: the kernel makes the connector of a unix socket wait while the backlog is full.
+/// Connects with a deadline: the kernel makes the connector of a unix socket wait while the backlog
+/// is full.
 fn dial(path: &Path, within: Duration) -> Result<UnixStream, ConnectError> {
     let failed = |error: Errno| match error {
         Errno::AGAIN => ConnectError::TimedOut {

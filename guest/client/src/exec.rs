@@ -13,8 +13,8 @@ use crate::session::{Link, SessionError};
 
 /// One exec, as an iterator over its events, the last of which is [`Event::Ended`].
 ///
-/// Bytes that the handle has not taken hold up this exec alone: once its window is full, the agent keeps the
-/// rest. A handle that is dropped before the end cancels its exec, as a lost client does.
+/// Bytes that the handle has not taken hold up this exec alone: once its window is full, the agent
+/// keeps the rest. A handle that is dropped before the end cancels its exec, as a lost client does.
 #[derive(Debug)]
 pub struct Exec {
     control: Control,
@@ -88,8 +88,8 @@ impl Exec {
         }
     }
 
-    /// Takes everything to the end. What is collected is bounded by the exec's output limit, and by nothing if
-    /// it has none.
+    /// Takes everything to the end. What is collected is bounded by the exec's output limit, and by
+    /// nothing if it has none.
     pub fn collect_output(mut self) -> Collected {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         loop {
@@ -187,7 +187,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Ends the exec: `SIGTERM` now and the kill of everything after the grace, or at once without one.
+    /// Ends the exec: `SIGTERM` now and the kill of everything after the grace, or at once without
+    /// one.
     pub fn cancel(&self, reason: CancelReason, grace: Duration) -> Result<(), SessionError> {
         let grace_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
         self.ask(|machine, id| machine.cancel(id, reason, grace_ns))
@@ -222,8 +223,8 @@ impl Control {
 
 /// The writing end of an exec's stdin; closed when dropped.
 ///
-/// A write waits until the workload has taken enough of what was written before, and fails with `BrokenPipe`
-/// once nothing reads it any more, which is no failure of the exec.
+/// A write waits until the workload has taken enough of what was written before, and fails with
+/// `BrokenPipe` once nothing reads it any more, which is no failure of the exec.
 #[derive(Debug)]
 pub struct Stdin {
     control: Control,

@@ -8,7 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-/// Waits until the socket is ready for `flags`, or has an error, or the deadline passes (`TimedOut`).
+/// Waits until the socket is ready for `flags`, or has an error, or the deadline passes
+/// (`TimedOut`).
 pub(crate) fn wait(socket: impl AsFd, flags: PollFlags, deadline: Instant) -> io::Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -6,7 +6,7 @@
 //!        |  OK <host port> 7                |
 //!        +---------------+------------------+
 //!                        v  hello, generation compared
-//!                     Session ---- exec(request) ----> Exec ---- events ----> Started, Output..., Ended
+//!                     Session ---- exec(request) ----> Exec --> Started, Output..., Ended
 //!                        |                              |  control() -> cancel, signal, resize
 //!                        |  one thread: socket ->       |  stdin()   -> Write
 //!                        |  protocol machine -> queues  |
@@ -33,16 +33,18 @@
 //!
 //! # Limits
 //!
-//! A session has at most [`MAX_EXECS`](vmm_protocol::limits::MAX_EXECS) execs at a time. What an exec's handle
-//! has not taken is bounded by its window ([`ExecRequest::window`](vmm_protocol::ExecRequest::window), 1 MiB by
-//! default) and a few hundred notices; an exec that is not read holds up no other. Connecting, the answer to it
-//! and the hello have deadlines ([`Deadlines`]). A session that ends, for whatever reason, ends all its execs at
+//! A session has at most [`MAX_EXECS`](vmm_protocol::limits::MAX_EXECS) execs at a time. What an
+//! exec's handle has not taken is bounded by its window
+//! ([`ExecRequest::window`](vmm_protocol::ExecRequest::window), 1 MiB by default) and a few hundred
+//! notices; an exec that is not read holds up no other. Connecting, the answer to it and the hello
+//! have deadlines ([`Deadlines`]). A session that ends, for whatever reason, ends all its execs at
 //! once with [`Ended::Lost`], which says why and how much had been received.
 //!
 //! # Modules and errors
 //!
-//! Connecting fails with [`ConnectError`], whose variants tell a stale generation from a guest that is not ready;
-//! requests of a session fail with [`SessionError`]. The protocol itself is in [`vmm_protocol`].
+//! Connecting fails with [`ConnectError`], whose variants tell a stale generation from a guest that
+//! is not ready; requests of a session fail with [`SessionError`]. The protocol itself is in
+//! [`vmm_protocol`].
 
 mod connect;
 mod event;

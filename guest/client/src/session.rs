@@ -40,10 +40,11 @@ pub enum SessionError {
     },
 }
 
-/// A session with the agent of one generation. Clones share it; it is closed when the last clone and the last
-/// handle of an exec are gone.
+/// A session with the agent of one generation. Clones share it; it is closed when the last clone
+/// and the last handle of an exec are gone.
 ///
-/// One thread of its own takes what the agent sends; requests are written by the threads that make them.
+/// One thread of its own takes what the agent sends; requests are written by the threads that make
+/// them.
 ///
 /// ```
 /// use std::os::unix::net::UnixStream;
@@ -82,8 +83,8 @@ pub(crate) struct Shared {
 }
 
 impl Session {
-    /// Connects to the agent of the sandbox whose generation is `tag`, by that generation's `vsock.sock`, and
-    /// opens a session.
+    /// Connects to the agent of the sandbox whose generation is `tag`, by that generation's
+    /// `vsock.sock`, and opens a session.
     pub fn connect(
         path: &Path,
         tag: &GenerationTag,
@@ -231,7 +232,8 @@ fn greet(
 
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked left no half-done change that matters: the machine judges before it acts.
+        // A thread that panicked left no half-done change that matters: the machine judges before
+        // it acts.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -262,6 +264,8 @@ impl Shared {
 
     /// The session's thread: takes what comes until the session is lost.
     fn run(&self) {
+        // Whatever ends this thread, nobody waits for it any longer.
+        let _closer = Closer(self);
         let mut first = true;
         while self.lock().lost().is_none() {
             // What came with the hello is in the machine already.
@@ -278,7 +282,6 @@ impl Shared {
                 self.pong.notify_all();
             }
         }
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
     /// Waits until there is something to do.
@@ -303,6 +306,14 @@ impl Shared {
             Err(rustix::io::Errno::INTR) => true,
             Err(_) => false,
         }
+    }
+}
+
+struct Closer<'a>(&'a Shared);
+
+impl Drop for Closer<'_> {
+    fn drop(&mut self) {
+        self.0.close("the session's thread has ended");
     }
 }
 

@@ -6,7 +6,8 @@ use vmm_protocol::GenerationId;
 
 /// A generation with its nonce, as read from the sandbox's `current.json`.
 ///
-/// The nonce appears in no `Debug` or `Display` output; only [`connect_line`](Self::connect_line) has it.
+/// The nonce appears in no `Debug` or `Display` output; only [`connect_line`](Self::connect_line)
+/// has it.
 ///
 /// ```
 /// use vmm_client::GenerationTag;

@@ -3,8 +3,8 @@
 use crate::limits::MAX_TEXT;
 use crate::wire::{Reader, WireError, Writer};
 
-/// Why an exec ended. Disjoint: a kill that was sent wins over what it looks like, and of several kills the
-/// first recorded.
+/// Why an exec ended. Disjoint: a kill that was sent wins over what it looks like, and of several
+/// kills the first recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause {
     /// The main process exited with this code.
@@ -26,7 +26,8 @@ pub enum Cause {
         /// The kernel's answer.
         errno: i32,
     },
-    /// The agent, the monitor or the session is gone, or the status could not be learned; in plain words.
+    /// The agent, the monitor or the session is gone, or the status could not be learned; in plain
+    /// words.
     Lost(String),
 }
 
@@ -128,7 +129,11 @@ pub(crate) fn signal(value: u8) -> Result<u8, WireError> {
 
 /// Defines an enum of one byte on the wire.
 macro_rules! wire_enum {
-    ($(#[$meta:meta])* $name:ident, $field:literal, $($(#[$variant_meta:meta])* $variant:ident = $value:literal => $text:literal,)+) => {
+    (
+        $(#[$meta:meta])*
+        $name:ident, $field:literal,
+        $($(#[$variant_meta:meta])* $variant:ident = $value:literal => $text:literal,)+
+    ) => {
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
@@ -146,9 +151,10 @@ macro_rules! wire_enum {
             }
 
             pub(crate) fn from_wire(value: u8) -> Result<Self, $crate::wire::WireError> {
+                use $crate::wire::WireError;
                 match value {
                     $($value => Ok(Self::$variant),)+
-                    value => Err($crate::wire::WireError::Value { field: $field, value: value.into() }),
+                    value => Err(WireError::Value { field: $field, value: value.into() }),
                 }
             }
         }

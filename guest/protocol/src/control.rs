@@ -1,4 +1,5 @@
-//! The control connection: the state machines of the agent, which dials, and of the host, which answers.
+//! The control connection: the state machines of the agent, which dials, and of the host, which
+//! answers.
 //!
 //! ```text
 //!   agent                                   host
@@ -12,7 +13,8 @@
 //!     | ---- pong, down -------------------> |
 //! ```
 //!
-//! The host trusts nothing that is said here: what it hears can only make it think worse of its own guest.
+//! The host trusts nothing that is said here: what it hears can only make it think worse of its own
+//! guest.
 
 mod agent;
 mod host;

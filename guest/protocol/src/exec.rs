@@ -1,19 +1,21 @@
 //! One exec inside the agent, as a state machine without I/O and without a clock.
 //!
 //! ```text
-//!              started                main_exited              both streams closed,
-//!   Starting ----------> Running ------------------> Draining ---- or drain deadline ----> Emptying
-//!      |                    |   kill recorded:           ^  |                                |   leaf empty
-//!      | start_failed       +--- Action::KillLeaf -------+  +-- killed before: at once ------+   or containment
-//!      v                                                                                     v   deadline
-//!    Ended <---------------------------------- finish(usage) <------------------------- Finishing
+//!  Starting --started--> Running --main_exited--> Draining --both streams closed,--> Emptying
+//!     |                     |                        |      or drain deadline          |
+//!     |                kill recorded:           killed before,                   leaf empty, or
+//!     |                KillLeaf                 or now: at once               containment deadline
+//!     |                     |                        +------------------------->       |
+//!  start_failed                                                                        v
+//!     +-----------------------> Ended <--finish(usage)-- Finishing <-------------------+
 //! ```
 //!
-//! The driver (the agent's loop) reports what happened (`started`, `commit`, `main_exited`, `cancel`, `tick`, ...)
-//! and carries out what [`Exec::action`] asks for. Pipes are read straight into the store:
+//! The driver (the agent's loop) reports what happened (`started`, `commit`, `main_exited`,
+//! `cancel`, `tick`, ...) and carries out what [`Exec::action`] asks for. Pipes are read straight
+//! into the store:
 //!
-//! 1. [`Exec::room`] says where the next bytes of a stream go: into the store, into a scratch buffer whose
-//!    content is thrown away, or nowhere yet, because an uncapped exec's ring is full.
+//! 1. [`Exec::room`] says where the next bytes of a stream go: into the store, into a scratch
+//!    buffer whose content is thrown away, or nowhere yet, because an uncapped exec's ring is full.
 //! 2. [`Exec::commit`] or [`Exec::drop_bytes`] says how many there were; [`Exec::would_block`] and
 //!    [`Exec::close`] say that there were none for now, or will never be more.
 //!
@@ -198,8 +200,9 @@ impl Exec {
         }
     }
 
-    /// Takes bytes that were read elsewhere, as [`room`](Self::room) would have them. The answer says how many
-    /// went: fewer than there were only if an uncapped exec's ring is full, or the stream closed.
+    /// Takes bytes that were read elsewhere, as [`room`](Self::room) would have them. The answer
+    /// says how many went: fewer than there were only if an uncapped exec's ring is full, or the
+    /// stream closed.
     pub fn absorb(&mut self, stream: Stream, mut bytes: &[u8], now: u64) -> usize {
         let whole = bytes.len();
         while !bytes.is_empty() {
@@ -221,8 +224,8 @@ impl Exec {
         whole - bytes.len()
     }
 
-    /// A read would block: something still holds the stream, and has written nothing more. The stream is closed
-    /// now if nothing of the exec is left to write; the answer says so.
+    /// A read would block: something still holds the stream, and has written nothing more. The
+    /// stream is closed now if nothing of the exec is left to write; the answer says so.
     pub fn would_block(&mut self, stream: Stream) -> bool {
         if self.phase == Phase::Emptying
             && (self.leaf_empty || self.uncontained)
@@ -292,8 +295,8 @@ impl Exec {
         }
     }
 
-    /// Someone wants it to end: `SIGTERM` now and the leaf killed after the grace, or at once if that is 0.
-    /// Accepted at any time; of several kills the first is the cause.
+    /// Someone wants it to end: `SIGTERM` now and the leaf killed after the grace, or at once if
+    /// that is 0. Accepted at any time; of several kills the first is the cause.
     pub fn cancel(&mut self, reason: CancelReason, grace_ns: u64, now: u64) {
         if grace_ns == 0 || self.end.is_some() || self.kill_sent {
             self.record_kill(Kill::Cancelled(reason), now);
@@ -310,7 +313,8 @@ impl Exec {
         }
     }
 
-    /// Bytes of each stream that a client has consumed; `true` if that made room where there was none.
+    /// Bytes of each stream that a client has consumed; `true` if that made room where there was
+    /// none.
     pub fn acknowledge(&mut self, consumed: [u64; 2]) -> bool {
         let full = self.ring_room() == 0;
         for index in [0, 1] {
@@ -410,8 +414,9 @@ impl Exec {
             Some(limit) => {
                 match limit.saturating_sub(self.counts[0].forwarded + self.counts[1].forwarded) {
                     1.. if crate::negative_control("EX01") => u64::MAX,
-                    // The chunk that crosses the cap is taken up to the last byte that fits. What follows is read
-                    // into nowhere: only that a byte did follow makes it a crossing.
+                    // The chunk that crosses the cap is taken up to the last byte that fits. What
+                    // follows is read into nowhere: only that a byte did follow makes it a
+                    // crossing.
                     room => room,
                 }
             }
@@ -472,8 +477,9 @@ impl Exec {
         self.notices.push(Notice { at, what });
     }
 
-    /// The one place where a cause that we send is decided: the first recorded stays. The main process's own
-    /// end stands against a timeout and a cancel that come after it, but not against output beyond the cap.
+    /// The one place where a cause that we send is decided: the first recorded stays. The main
+    /// process's own end stands against a timeout and a cancel that come after it, but not against
+    /// output beyond the cap.
     fn record_kill(&mut self, kill: Kill, now: u64) {
         match self.phase {
             Phase::Finishing | Phase::Ended => return,

@@ -1,4 +1,5 @@
-//! Frames: a fixed header and a payload, and the incremental decoder that finds them in a byte stream.
+//! Frames: a fixed header and a payload, and the incremental decoder that finds them in a byte
+//! stream.
 
 use std::ops::Range;
 
@@ -9,8 +10,8 @@ pub const HEADER_LEN: usize = 24;
 
 /// The header of a frame, checked.
 ///
-/// On the wire, little endian: payload length `u32`, kind `u8`, flags `u8` (zero), reserved `u16` (zero), id
-/// `u64`, sequence `u64`.
+/// On the wire, little endian: payload length `u32`, kind `u8`, flags `u8` (zero), reserved `u16`
+/// (zero), id `u64`, sequence `u64`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Bytes of payload after the header.
@@ -34,7 +35,8 @@ impl Header {
         bytes
     }
 
-    /// Checks everything that a header says by itself: reserved bits, the kind, and the length for that kind.
+    /// Checks everything that a header says by itself: reserved bits, the kind, and the length for
+    /// that kind.
     pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, FrameError> {
         let [l0, l1, l2, l3, kind, flags, r0, r1, rest @ ..] = *bytes;
         let length = u32::from_le_bytes([l0, l1, l2, l3]);
@@ -105,9 +107,10 @@ pub struct Frame<'a> {
 
 /// Finds frames in a byte stream that arrives in pieces of any size.
 ///
-/// The reader of a socket reads into [`space`](Self::space), says how much it got by [`filled`](Self::filled)
-/// and takes frames until there is none. Payloads are never copied out. Memory is bounded by what was asked
-/// for at the start, and by one frame of the largest kind ([`limits::MAX_EXEC_PAYLOAD`]) while such a frame arrives.
+/// The reader of a socket reads into [`space`](Self::space), says how much it got by
+/// [`filled`](Self::filled) and takes frames until there is none. Payloads are never copied out.
+/// Memory is bounded by what was asked for at the start, and by one frame of the largest kind
+/// ([`limits::MAX_EXEC_PAYLOAD`]) while such a frame arrives.
 ///
 /// ```
 /// use vmm_protocol::{ClientMessage, Decoder};
@@ -161,8 +164,8 @@ impl Decoder {
         }
     }
 
-    /// Where the next bytes of the stream go. Never empty after [`next`](Self::next) has said that there is no
-    /// frame.
+    /// Where the next bytes of the stream go. Never empty after [`next`](Self::next) has said that
+    /// there is no frame.
     pub fn space(&mut self) -> &mut [u8] {
         self.make_room();
         &mut self.buffer[self.end..]
@@ -178,8 +181,8 @@ impl Decoder {
         self.start != self.end
     }
 
-    /// The next complete frame, if the stream has one by now. The frame is taken: the next call gives the one
-    /// after it. An error is final.
+    /// The next complete frame, if the stream has one by now. The frame is taken: the next call
+    /// gives the one after it. An error is final.
     #[expect(
         clippy::should_implement_trait,
         reason = "lends from the decoder, which an Iterator cannot"
@@ -206,7 +209,8 @@ impl Decoder {
         Ok(Some(header))
     }
 
-    /// The payload of the frame that was taken last. Empty once there was more [`space`](Self::space).
+    /// The payload of the frame that was taken last. Empty once there was more
+    /// [`space`](Self::space).
     pub(crate) fn payload(&self) -> &[u8] {
         &self.buffer[self.payload.clone()]
     }
@@ -357,7 +361,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(crate::cases(128))]
 
         #[test]
         fn frames_come_out_as_they_went_in_however_they_are_cut(

@@ -8,9 +8,10 @@
 //!   monitor ── HostControl ══ control frames ══ AgentControl ── agent
 //! ```
 //!
-//! Every machine here is plain state. Its driver owns the descriptors and the clock: it moves bytes between a
-//! socket and the machine, tells it the time where it asks for it, and acts on what comes out. So the very same
-//! code is driven by the agent's loop, the client library, the monitor, unit tests and property tests.
+//! Every machine here is plain state. Its driver owns the descriptors and the clock: it moves bytes
+//! between a socket and the machine, tells it the time where it asks for it, and acts on what comes
+//! out. So the very same code is driven by the agent's loop, the client library, the monitor, unit
+//! tests and property tests.
 //!
 //! A client and an agent, and all that they say to each other for one exec:
 //!
@@ -68,24 +69,26 @@
 //!
 //! # Limits
 //!
-//! All numbers are in [`limits`]. Memory of a connection is bounded by one frame coming in, by what its side
-//! leaves unread going out, and by the execs' own stores ([`exec::Settings::store_bytes`]).
+//! All numbers are in [`limits`]. Memory of a connection is bounded by one frame coming in, by what
+//! its side leaves unread going out, and by the execs' own stores
+//! ([`exec::Settings::store_bytes`]).
 //!
 //! # Modules
 //!
-//! - [`frame`], [`message`], [`hello`], [`generation`], [`cause`]: what travels, as types and as bytes
+//! - [`frame`], [`message`], [`hello`], [`generation`], [`cause`]: what travels, as types and as
+//!   bytes
 //! - [`session`], [`control`]: the machines of both ends of both kinds of connection
 //! - [`exec`]: one exec inside the agent
 //! - [`limits`], [`units`]: the numbers, and the sizes and times that people write
 //!
-//! The written specification, for those who do not use this crate, is `PROTOCOL.md` beside it, with golden
-//! vectors in `golden/`; the tests hold all three together.
+//! The written specification, for those who do not use this crate, is `PROTOCOL.md` beside it, with
+//! golden vectors in `golden/`; the tests hold all three together.
 //!
 //! # Errors
 //!
-//! [`FrameError`], [`MessageError`] and [`WireError`] say what is wrong with bytes, [`session::Violation`] why a
-//! connection ends for it, [`session::RequestError`], [`InvalidRequest`] and [`units::UnitError`] what is wrong
-//! with a wish before anything is sent.
+//! [`FrameError`], [`MessageError`] and [`WireError`] say what is wrong with bytes,
+//! [`session::Violation`] why a connection ends for it, [`session::RequestError`],
+//! [`InvalidRequest`] and [`units::UnitError`] what is wrong with a wish before anything is sent.
 
 pub mod cause;
 pub mod control;
@@ -111,9 +114,19 @@ pub use message::{
 };
 pub use wire::WireError;
 
-/// Whether a test has taken the protection of this case away. Always false unless the crate is built with the
-/// feature `negative-control`.
+/// Whether a test has taken the protection of this case away. Always false unless the crate is
+/// built with the feature `negative-control`.
 fn negative_control(case: &str) -> bool {
     cfg!(feature = "negative-control")
         && std::env::var_os("VMM_NEGATIVE_CONTROL").is_some_and(|value| value == case)
+}
+
+/// So many random cases of a property. A failure is kept as a named test, not as a file of seeds.
+#[cfg(test)]
+fn cases(cases: u32) -> proptest::test_runner::Config {
+    proptest::test_runner::Config {
+        cases,
+        failure_persistence: None,
+        ..Default::default()
+    }
 }

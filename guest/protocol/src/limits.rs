@@ -1,4 +1,5 @@
-//! Every number that bounds something on the wire, and the parsing of sizes and times that people write.
+//! Every number that bounds something on the wire, and the parsing of sizes and times that people
+//! write.
 
 /// The vsock port on which the agent listens for sessions.
 pub const AGENT_PORT: u32 = 1000;
@@ -6,7 +7,8 @@ pub const AGENT_PORT: u32 = 1000;
 pub const CONTROL_PORT: u32 = 1001;
 /// The largest payload of every kind but exec.
 pub const MAX_PAYLOAD: usize = 64 << 10;
-/// The largest payload of an exec request: a script of the kernel's longest argument (128 KiB) fits.
+/// The largest payload of an exec request: a script of the kernel's longest argument (128 KiB)
+/// fits.
 pub const MAX_EXEC_PAYLOAD: usize = 256 << 10;
 /// The most data in one output or stdin frame; the whole frame then fits one 64 KiB vsock packet.
 pub const MAX_DATA: usize = MAX_PAYLOAD - 128;

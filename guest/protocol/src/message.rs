@@ -139,8 +139,8 @@ frame_kinds! {
     Confirmed = 0xc4, 32;
 }
 
-/// Appends a whole frame: room for the header, the payload that `write` gives, then the header itself. On
-/// failure `out` is as it was.
+/// Appends a whole frame: room for the header, the payload that `write` gives, then the header
+/// itself. On failure `out` is as it was.
 fn seal(
     kind: FrameKind,
     id: u64,

@@ -1,12 +1,13 @@
 //! Sessions: the state machines of both sides of one connection between a client and an agent.
 //!
 //! ```text
-//!            accept/connect              hello of the other side              violation, goodbye, deadline
-//!   (both) ----------------> AwaitHello ------------------------> Open ------------------------------------> Ended
+//!    accept, connect             the other's hello           violation, goodbye, deadline
+//!   ----------------> AwaitHello -----------------> Open ------------------------------> Ended
 //! ```
 //!
-//! Both sides send their hello at once. Every incoming frame is judged whole before it changes anything: header,
-//! sequence, fields, id, credit. The first that fails ends the session, and nothing but the session.
+//! Both sides send their hello at once. Every incoming frame is judged whole before it changes
+//! anything: header, sequence, fields, id, credit. The first that fails ends the session, and
+//! nothing but the session.
 
 mod agent;
 mod client;
@@ -138,8 +139,8 @@ impl Violation {
     }
 }
 
-/// Ends the session unless `holds`. The one place of the checks of SE01, so that its negative control can take
-/// all of them away.
+/// Ends the session unless `holds`. The one place of the checks of SE01, so that its negative
+/// control can take all of them away.
 fn demand(holds: bool, violation: impl FnOnce() -> Violation) -> Result<(), Violation> {
     if holds || crate::negative_control("SE01") {
         return Ok(());

@@ -1,4 +1,5 @@
-//! Sizes and times as people write them. EX16: what makes no sense is refused before anything is sent.
+//! Sizes and times as people write them. EX16: what makes no sense is refused before anything is
+//! sent.
 
 use crate::limits::{MAX_OUTPUT_LIMIT, MAX_TIMEOUT_NS};
 
@@ -93,7 +94,8 @@ pub fn duration(text: &str) -> Result<u64, UnitError> {
     }
 }
 
-/// A size in bytes: `1M`, `64K`, `1.5G`, `2GiB`; units are powers of 1024 and a bare number is bytes.
+/// A size in bytes: `1M`, `64K`, `1.5G`, `2GiB`; units are powers of 1024 and a bare number is
+/// bytes.
 ///
 /// ```
 /// use vmm_protocol::units::size;

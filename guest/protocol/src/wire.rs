@@ -1,7 +1,7 @@
 //! The fields of a payload: fixed integers in little endian, and bytes behind a `u32` length.
 //!
-//! A payload is read to its last byte or not at all: what is left over is an error, so that two readers never
-//! disagree about what a frame said.
+//! A payload is read to its last byte or not at all: what is left over is an error, so that two
+//! readers never disagree about what a frame said.
 
 use crate::limits::MAX_STRINGS;
 
@@ -151,8 +151,8 @@ impl<'a> Reader<'a> {
         Ok(text.to_owned())
     }
 
-    /// A `u32` count of elements, each at least `element` bytes long: a count that cannot be true of what is
-    /// left is refused before anything is allocated for it.
+    /// A `u32` count of elements, each at least `element` bytes long: a count that cannot be true
+    /// of what is left is refused before anything is allocated for it.
     pub(crate) fn count(
         &mut self,
         element: usize,
@@ -188,8 +188,8 @@ impl<'a> Reader<'a> {
 
 /// Appends the fields of one payload in order.
 ///
-/// A field that is too long for its `u32` length cannot be written by this crate: every caller's message is
-/// checked against its kind's limit afterwards (`message::seal`), which is far below.
+/// A field that is too long for its `u32` length cannot be written by this crate: every caller's
+/// message is checked against its kind's limit afterwards (`message::seal`), which is far below.
 #[derive(Debug)]
 pub(crate) struct Writer<'a> {
     out: &'a mut Vec<u8>,

@@ -1,4 +1,5 @@
-//! What a session's handles and its thread share under the lock: the protocol machine and a queue per exec.
+//! What a session's handles and its thread share under the lock: the protocol machine and a queue
+//! per exec.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -10,8 +11,8 @@ use vmm_protocol::session::{ClientSession, Event as Said};
 use super::SessionError;
 use crate::event::{Ended, Event, Lost};
 
-/// Events of one exec above which output joins what is queued already, and notices end the session: what an
-/// agent can make a client hold is bounded by windows and by this.
+/// Events of one exec above which output joins what is queued already, and notices end the session:
+/// what an agent can make a client hold is bounded by windows and by this.
 const MAX_QUEUED: usize = 256;
 /// Reads before the lock is given to others.
 const MAX_READS: usize = 4;
@@ -123,7 +124,8 @@ impl State {
         !self.write_failed && !self.machine.outgoing().is_empty()
     }
 
-    /// Sends what the socket takes; `false` if the session's thread has something to do about the rest.
+    /// Sends what the socket takes; `false` if the session's thread has something to do about the
+    /// rest.
     pub(super) fn send(&mut self, mut transmit: impl FnMut(&[u8]) -> io::Result<usize>) -> bool {
         while self.sending() {
             match transmit(self.machine.outgoing()) {

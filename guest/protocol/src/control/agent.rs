@@ -108,7 +108,8 @@ impl AgentControl {
         });
     }
 
-    /// Asks whether the life is still the same; the answer comes as [`ControlEvent::Confirmed`] with this token.
+    /// Asks whether the life is still the same; the answer comes as [`ControlEvent::Confirmed`]
+    /// with this token.
     pub fn confirm(&mut self) -> u64 {
         self.token += 1;
         self.say(&ControlToHost::Confirm(self.token));
@@ -136,7 +137,8 @@ impl AgentControl {
         self.out.pending()
     }
 
-    /// How many frames were said so far. A panic handler, which has no way to this state, goes on from there.
+    /// How many frames were said so far. A panic handler, which has no way to this state, goes on
+    /// from there.
     pub fn sent(&self) -> u64 {
         self.out.sequence()
     }
@@ -146,7 +148,8 @@ impl AgentControl {
         self.out.wrote(count);
     }
 
-    /// The next thing that the host said; pings are answered on the way. After an error nothing more is taken.
+    /// The next thing that the host said; pings are answered on the way. After an error nothing
+    /// more is taken.
     #[expect(
         clippy::should_implement_trait,
         reason = "fails, and can have more after none"

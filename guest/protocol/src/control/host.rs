@@ -138,8 +138,8 @@ impl HostControl {
         self.out.wrote(count);
     }
 
-    /// The next thing that the agent said; confirmations are given on the way. After an error nothing more is
-    /// taken: close the connection.
+    /// The next thing that the agent said; confirmations are given on the way. After an error
+    /// nothing more is taken: close the connection.
     #[expect(
         clippy::should_implement_trait,
         reason = "fails, and can have more after none"
@@ -240,7 +240,8 @@ impl HostControl {
         Ok(Some(event))
     }
 
-    /// When [`tick`](Self::tick) is due. How long the way from hello to ready may take is the driver's.
+    /// When [`tick`](Self::tick) is due. How long the way from hello to ready may take is the
+    /// driver's.
     pub fn deadline(&self) -> Option<u64> {
         match self.phase {
             Phase::AwaitHello { until } => Some(until),

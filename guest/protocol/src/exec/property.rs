@@ -1,4 +1,5 @@
-//! EX05: whatever happens in whatever order, what is forwarded is a prefix, and there is one record.
+//! EX05: whatever happens in whatever order, what is forwarded is a prefix, and there is one
+//! record.
 
 use proptest::prelude::*;
 
@@ -129,7 +130,7 @@ fn apply(rig: &mut Rig, step: &Step) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(crate::cases(150))]
 
     #[test]
     fn ex05_streams_are_prefixes_and_the_record_is_one(

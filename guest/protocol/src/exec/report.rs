@@ -33,8 +33,9 @@ impl Settings {
 
     /// The most memory that this exec's output takes, for the budget of all stores.
     pub fn store_bytes(&self) -> u64 {
-        // An uncapped exec holds up to a ring's worth of unacknowledged bytes in four blocks, and each of its two
-        // streams can have one partly acknowledged block, one partly filled, and a spare.
+        // An uncapped exec holds up to a ring's worth of unacknowledged bytes in four blocks, and
+        // each of its two streams can have one partly acknowledged block, one partly filled, and a
+        // spare.
         self.output_limit.unwrap_or(UNCAPPED_RING as u64 / 2 * 5)
     }
 }
@@ -44,11 +45,14 @@ impl Settings {
 pub enum Action {
     /// Send a signal to the main process.
     Signal(u8),
-    /// Kill every process of the leaf, then report [`Exec::leaf_empty`](super::Exec::leaf_empty) when none is left.
+    /// Kill every process of the leaf, then report [`Exec::leaf_empty`](super::Exec::leaf_empty)
+    /// when none is left.
     KillLeaf,
-    /// Read both pipes until each would block, ends, or has no room; they may not become readable by themselves.
+    /// Read both pipes until each would block, ends, or has no room; they may not become readable
+    /// by themselves.
     ReadOut,
-    /// Nothing more will happen: collect the leaf's usage, remove it, and call [`Exec::finish`](super::Exec::finish).
+    /// Nothing more will happen: collect the leaf's usage, remove it, and call
+    /// [`Exec::finish`](super::Exec::finish).
     Finish,
 }
 

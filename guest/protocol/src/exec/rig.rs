@@ -1,4 +1,5 @@
-//! A workload of the tests: two pipes with bytes in them, and the loop that reads them as the agent does.
+//! A workload of the tests: two pipes with bytes in them, and the loop that reads them as the agent
+//! does.
 
 use std::collections::VecDeque;
 

@@ -28,8 +28,9 @@ impl Stdin {
         Self::default()
     }
 
-    /// Takes what came in a frame. The session has checked it against the credit, so this is bounded by
-    /// [`STDIN_WINDOW`]. After the end, or when nothing reads any more, it is thrown away.
+    /// Takes what came in a frame. The session has checked it against the credit, so this is
+    /// bounded by [`STDIN_WINDOW`]. After the end, or when nothing reads any more, it is thrown
+    /// away.
     pub fn push(&mut self, data: &[u8]) {
         if self.closing || self.broken {
             return;
@@ -67,7 +68,8 @@ impl Stdin {
         count as u64
     }
 
-    /// Nothing reads it any more: what is pending is thrown away, and the answer is the credit to give back.
+    /// Nothing reads it any more: what is pending is thrown away, and the answer is the credit to
+    /// give back.
     pub fn broke(&mut self) -> u64 {
         self.broken = true;
         let lost = self.pending().len() as u64;

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use crate::limits::MAX_DATA;
 
-/// Bytes of a block: four full output frames. Blocks are allocated as zeroed memory that the kernel hands out
-/// page by page, so a short output costs what it fills.
+/// Bytes of a block: four full output frames. Blocks are allocated as zeroed memory that the kernel
+/// hands out page by page, so a short output costs what it fills.
 const BLOCK: usize = 4 * MAX_DATA;
 
 /// An append-only sequence of bytes of which the front may be released.
@@ -72,7 +72,8 @@ impl Store {
         self.end = capacity.min(self.end + count as u64);
     }
 
-    /// The bytes at an offset, as far as they lie together, at most `limit`; empty where there are none.
+    /// The bytes at an offset, as far as they lie together, at most `limit`; empty where there are
+    /// none.
     pub(super) fn slice(&self, offset: u64, limit: usize) -> &[u8] {
         if offset < self.base || offset >= self.end {
             return &[];

@@ -93,7 +93,8 @@ fn ex03_no_stderr_byte_after_the_limit_of_the_same_round() {
 
 #[test]
 fn ex03_limit_then_small_chunk_is_not_forwarded() {
-    // The cap has room in bytes for nothing; a later small chunk must not slip in on the other stream either.
+    // The cap has room in bytes for nothing; a later small chunk must not slip in on the other
+    // stream either.
     let mut rig = Rig::new(settings(Some(10), Policy::Drain));
     rig.write(Stream::Stdout, &[b'o'; 8]);
     rig.turn();

@@ -22,15 +22,16 @@ pub enum ClientMessage<'a> {
     Signal(u8),
     /// The terminal's new size.
     Resize(Winsize),
-    /// End it: `SIGTERM` now and `SIGKILL` for its whole leaf after the grace, or at once without one.
+    /// End it: `SIGTERM` now and `SIGKILL` for its whole leaf after the grace, or at once without
+    /// one.
     Cancel {
         /// Who wants it.
         reason: CancelReason,
         /// Time between the two, in nanoseconds.
         grace_ns: u64,
     },
-    /// Bytes of stdout and stderr that were consumed: they may leave an uncapped store, and as many more may be
-    /// sent.
+    /// Bytes of stdout and stderr that were consumed: they may leave an uncapped store, and as many
+    /// more may be sent.
     Credit([u64; 2]),
     /// Answered by a pong with the same id.
     Ping,

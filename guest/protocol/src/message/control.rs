@@ -1,4 +1,5 @@
-//! The control connection: the agent dials the monitor, is told its life, and says when it is ready.
+//! The control connection: the agent dials the monitor, is told its life, and says when it is
+//! ready.
 
 use super::{FrameKind, MessageError, TooLarge, seal};
 use crate::cause::wire_enum;
@@ -36,7 +37,8 @@ pub enum ControlToHost {
         /// In plain words.
         message: String,
     },
-    /// Answered by [`ControlToAgent::Confirmed`] with the same token, if the life is still the same.
+    /// Answered by [`ControlToAgent::Confirmed`] with the same token, if the life is still the
+    /// same.
     Confirm(u64),
     /// The answer to a ping, with its token.
     Pong(u64),

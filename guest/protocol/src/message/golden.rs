@@ -1,5 +1,5 @@
-//! The golden vectors: what the written specification says in bytes. They must keep decoding, and encoding
-//! must keep giving them, for as long as version 1 is spoken.
+//! The golden vectors: what the written specification says in bytes. They must keep decoding, and
+//! encoding must keep giving them, for as long as version 1 is spoken.
 
 use std::path::Path;
 

@@ -19,10 +19,11 @@ use crate::wire::{Reader, WireError, Writer};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecRequest {
-    /// Program and arguments; the program is looked up in the exec's own `PATH` unless it has a slash.
+    /// Program and arguments; the program is looked up in the exec's own `PATH` unless it has a
+    /// slash.
     pub argv: Vec<Vec<u8>>,
-    /// `NAME=VALUE` entries, laid over the agent's small default environment; of two with one name the later
-    /// one holds.
+    /// `NAME=VALUE` entries, laid over the agent's small default environment; of two with one name
+    /// the later one holds.
     pub env: Vec<Vec<u8>>,
     /// Working directory; empty for `/`.
     pub cwd: Vec<u8>,
@@ -59,8 +60,8 @@ impl ExecRequest {
         }
     }
 
-    /// Checks everything that is wrong whatever the guest is like. A client does it before it sends, an agent
-    /// before it acts.
+    /// Checks everything that is wrong whatever the guest is like. A client does it before it
+    /// sends, an agent before it acts.
     pub fn validate(&self) -> Result<(), InvalidRequest> {
         if self.argv.is_empty() || self.argv[0].is_empty() {
             return Err(InvalidRequest::NoProgram);

@@ -246,7 +246,8 @@ fn to_agent() -> impl Strategy<Value = ControlToAgent> {
     ]
 }
 
-/// What every message keeps: it comes back as it was; cut anywhere, or longer, it does not come at all.
+/// What every message keeps: it comes back as it was; cut anywhere, or longer, it does not come at
+/// all.
 macro_rules! keeps {
     ($message:expr, $encode:expr, $type:ident) => {{
         let message = $message;
@@ -269,7 +270,7 @@ macro_rules! keeps {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(crate::cases(200))]
 
     #[test]
     fn client_messages_come_back(message in client()) {

@@ -157,9 +157,9 @@ enum Phase {
 
 /// The client's side of one connection.
 ///
-/// Requests may be made at once; they follow the hello, and an agent of another generation takes none of them.
-/// What is to be sent is [`outgoing`](Self::outgoing); what comes goes into [`space`](Self::space) and out of
-/// [`next`](Self::next).
+/// Requests may be made at once; they follow the hello, and an agent of another generation takes
+/// none of them. What is to be sent is [`outgoing`](Self::outgoing); what comes goes into
+/// [`space`](Self::space) and out of [`next`](Self::next).
 #[derive(Debug)]
 pub struct ClientSession {
     hello: Hello,
@@ -238,8 +238,8 @@ impl ClientSession {
         Ok(id)
     }
 
-    /// Sends as much stdin as there is credit for; the answer says how much. After the workload has closed its
-    /// end, everything is taken and nothing sent.
+    /// Sends as much stdin as there is credit for; the answer says how much. After the workload has
+    /// closed its end, everything is taken and nothing sent.
     pub fn stdin(&mut self, id: u64, data: &[u8]) -> Result<usize, RequestError> {
         let link = self
             .links
@@ -308,7 +308,8 @@ impl ClientSession {
         let count = count.min(link.held[index]);
         link.held[index] -= count;
         link.consumed[index] += count;
-        // A quarter of the window at a time: few frames, and the agent never runs dry of a reader that keeps up.
+        // A quarter of the window at a time: few frames, and the agent never runs dry of a reader
+        // that keeps up.
         if link.consumed[0] + link.consumed[1] >= link.window.div_ceil(4) {
             let consumed = std::mem::take(&mut link.consumed);
             let written = self.push(id, &ClientMessage::Credit(consumed));

@@ -39,7 +39,8 @@ impl Inbound {
         }
     }
 
-    /// Takes the next frame, if it is whole and in sequence; [`frame`](Self::frame) is then that frame.
+    /// Takes the next frame, if it is whole and in sequence; [`frame`](Self::frame) is then that
+    /// frame.
     pub(crate) fn take(&mut self) -> Result<bool, Violation> {
         let Some(header) = self.decoder.take()? else {
             return Ok(false);

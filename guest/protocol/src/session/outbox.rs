@@ -1,4 +1,5 @@
-//! Frames on their way to a nonblocking socket, with output data left where it is: in the exec's store.
+//! Frames on their way to a nonblocking socket, with output data left where it is: in the exec's
+//! store.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -118,7 +119,8 @@ impl Outbox {
                 } => {
                     let exec: &Exec = execs.exec(id).ok_or(MissingExec { id })?;
                     let piece = exec.bytes(stream, offset, length);
-                    // Queued pieces lie together in one block, and stay until they are acknowledged.
+                    // Queued pieces lie together in one block, and stay until they are
+                    // acknowledged.
                     if piece.len() != length {
                         return Err(MissingExec { id });
                     }

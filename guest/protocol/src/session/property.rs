@@ -1,4 +1,5 @@
-//! EX05 over the wire: both machines and the exec between them, with bytes that travel in pieces of any size.
+//! EX05 over the wire: both machines and the exec between them, with bytes that travel in pieces of
+//! any size.
 
 use std::collections::BTreeMap;
 
@@ -178,7 +179,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(crate::cases(150))]
 
     #[test]
     fn ex05_client_receives_gapless_prefixes_and_one_record(
