@@ -14,8 +14,7 @@
 //!  data that could not be delivered to the host: RST in place of the last SHUTDOWN.
 //! ```
 //!
-//! Virtio 1.2, sections 5.10.6.3 (credit), 5.10.6.5 (stream sockets) and 5.10.6.6 (shutdown and
-//! reset).
+//! Virtio 1.2, sections 5.10.6.3 (credit) and 5.10.6.5 (connecting, data, shutdown, reset).
 
 use super::credit::{Credit, CreditError};
 use super::header::{Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
@@ -222,7 +221,7 @@ impl Connection {
     }
 
     fn on_shutdown(&mut self, flags: u32) -> Effect {
-        // Permanent: bits that a later packet leaves out stay (section 5.10.6.6).
+        // Permanent: bits that a later packet leaves out stay (section 5.10.6.5).
         self.guest_receives &= flags & SHUTDOWN_RECEIVE == 0;
         self.guest_sends &= flags & SHUTDOWN_SEND == 0;
         if self.guest_sends || self.guest_receives {

@@ -133,7 +133,7 @@ impl Muxer {
 
     /// Takes a packet of the guest whose `payload` bytes are really there.
     pub fn on_packet(&mut self, header: &Header, payload: usize) -> Verdict {
-        // Not ours to answer: no such host, or not this guest (section 5.10.6.4.1).
+        // Not ours to answer: no such host, or not this guest (section 5.10.6.4.2).
         if header.src_cid != self.guest_cid || header.dst_cid != HOST_CID {
             return Verdict::Nothing;
         }
@@ -143,7 +143,7 @@ impl Muxer {
         };
         let op = Op::from_wire(header.op);
         if header.kind != TYPE_STREAM {
-            // Of a type that was not offered: refused in its own type (section 5.10.6.4.1).
+            // Of a type that was not offered: refused in its own type (section 5.10.6.4.2).
             if op != Some(Op::Reset) {
                 self.owe_reset(key, header.kind);
             }
