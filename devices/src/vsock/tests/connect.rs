@@ -224,6 +224,7 @@ fn se03_one_control_connection_from_a_privileged_port_only() {
 
 #[test]
 fn vs14_a_thousand_half_open_clients_are_bounded_in_number_and_time() {
+    allow_many_files();
     let folder = tempfile::tempdir().unwrap();
     let mut rig = Rig::new(folder.path(), |_| ());
     let silent: Vec<UnixStream> = (0..1000).map(|_| rig.client("")).collect();
@@ -350,6 +351,7 @@ fn socket_is_bound_once_and_removed_at_the_end() {
 
 #[test]
 fn ports_of_clients_are_distinct() {
+    allow_many_files();
     let folder = tempfile::tempdir().unwrap();
     let mut rig = Rig::new(folder.path(), |_| ());
     let started = Instant::now();

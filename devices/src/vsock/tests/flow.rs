@@ -606,3 +606,35 @@ fn reset_by_a_vcpu_while_the_loop_works_does_no_harm() {
     rig.connected(80);
     assert_eq!(rig.poller.counters().muted, 0);
 }
+
+#[test]
+fn lc07_a_thousand_connections_that_nobody_reads_stay_within_their_windows() {
+    allow_many_files();
+    let folder = tempfile::tempdir().unwrap();
+    let mut rig = Rig::new(folder.path(), |_| ());
+    let listener = UnixListener::bind(rig.server_path(5000)).unwrap();
+    let chunk = noise(MAX_PAYLOAD as usize);
+    let mut servers = Vec::new();
+    for port in 0..1000 {
+        let header = Rig::header(port, 5000, Op::Request);
+        rig.send(header, &[]);
+        let answer = rig.exchange();
+        let window = answer[0].1.buf_alloc;
+        servers.push(listener.accept().unwrap().0);
+        // As much as the guest may ever send without a credit update: the socket takes a part of it.
+        for _ in 0..window / MAX_PAYLOAD {
+            rig.send_data(header, &chunk);
+        }
+        rig.run();
+    }
+    assert_eq!(rig.host.connections(), 1000);
+    assert!(rig.host.buffered() <= 64 * 256 * 1024 + 936 * 64 * 1024);
+    assert_eq!(rig.wakeups_in(WHILE / 4), 0);
+    drop(servers);
+    while rig.host.connections() > 0 {
+        rig.exchange();
+        rig.advance(Duration::from_secs(8));
+    }
+    assert_eq!(rig.host.buffered(), 0);
+    assert_eq!(rig.poller.registered(), 4);
+}

@@ -8,6 +8,8 @@ mod random;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit};
+
 use crate::testing::Rig;
 use crate::vsock::header::{Header, Op};
 
@@ -55,6 +57,16 @@ fn noise(length: usize) -> Vec<u8> {
             state as u8
         })
         .collect()
+}
+
+/// Lifts the soft limit on open files, which is often 1,024, for tests with that many sockets.
+fn allow_many_files() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let lifted = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    rustix::process::setrlimit(Resource::Nofile, lifted).unwrap();
 }
 
 const WHILE: Duration = Duration::from_millis(200);
