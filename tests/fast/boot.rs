@@ -1,4 +1,5 @@
 //! The boot path, and how a machine ends, with fast guests in this process.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // All of it is test code.
 
 use vmm::exits::ExitReason;
 use vmm_tests::InProcess;

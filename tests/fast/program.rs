@@ -1,4 +1,5 @@
 //! The `vmm` program with fast guests: consoles, ends, signals and bad input, as a user meets them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // All of it is test code.
 
 use std::fs;
 use std::path::PathBuf;

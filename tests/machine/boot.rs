@@ -1,4 +1,5 @@
 //! A stock kernel boots, in both of its forms and in machines of several shapes, and finds what it was given.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // All of it is test code.
 
 use vmm_tests::{Vmm, image};
 

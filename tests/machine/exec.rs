@@ -1,4 +1,5 @@
 //! `vmm run` of workloads in a stock guest: streams, statuses, limits, ends.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // All of it is test code.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
 //! The life of a machine with a stock kernel: how it ends, by whom, and what a user is told.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // All of it is test code.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;

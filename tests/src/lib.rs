@@ -17,6 +17,7 @@
 //! Limits: helpers panic on failure, as assertions do; nothing here returns an error.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // All of it is test code.
 
+mod client;
 pub mod image;
 mod in_process;
 mod program;
@@ -24,7 +25,8 @@ mod tap;
 
 use std::time::Duration;
 
-pub use in_process::InProcess;
+pub use client::Client;
+pub use in_process::{FENCE, InProcess};
 pub use program::{Ended, Running, Vmm};
 pub use tap::Tap;
 

@@ -58,6 +58,8 @@ pub mod ports {
     pub const RESET: u32 = 29;
     /// From its first byte on posts no RX buffer for `hold=` cycles, then is a sink.
     pub const STARVE: u32 = 33;
+    /// As [`HALF`] but says nothing to the host.
+    pub const COUNT: u32 = 35;
     /// Sends a packet from a wrong CID and resets for a stream that does not exist, then echoes.
     pub const FORGE: u32 = 31;
 }
@@ -76,14 +78,18 @@ pub fn hash(start: u64, bytes: &[u8]) -> u64 {
 /// Where [`hash`] starts.
 pub const HASH_START: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// Byte `offset` of the pattern that [`ports::SOURCE`] sends.
+/// Bytes `start` to `start + length` of the pattern that [`ports::SOURCE`] sends.
 ///
 /// ```
-/// assert_ne!(vmm_guests::pattern(1), vmm_guests::pattern(4097));
+/// assert_eq!(vmm_guests::pattern(3, 9), vmm_guests::pattern(0, 12)[3..]);
 /// ```
-pub fn pattern(offset: u64) -> u8 {
-    let word = (offset / 8)
-        .wrapping_add(1)
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (word >> (offset % 8 * 8)) as u8
+pub fn pattern(start: u64, length: usize) -> Vec<u8> {
+    (start..start + length as u64)
+        .map(|offset| {
+            let word = (offset / 8)
+                .wrapping_add(1)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (word >> (offset % 8 * 8)) as u8
+        })
+        .collect()
 }

@@ -131,20 +131,20 @@ fn compare(contestants: &[Contestant], samples: &[Vec<f64>]) -> Vec<Comparison> 
 
 fn tell(report: &Report) -> Result<()> {
     let c = &report.circumstances;
-    say::data(&format!(
+    say::data(format!(
         "boot of a fast guest, {} MiB, kernel {}, KVM {}, commit {}",
         report.memory_mib, c.kernel, c.kvm, c.commit
     ))?;
     for series in &report.series {
         let row = report::row(series.name, &series.summary_ms);
-        say::data(&format!(
+        say::data(format!(
             "{row}  n={}  {}",
             series.samples_ms.len(),
             series.version
         ))?;
     }
     for comparison in &report.comparisons {
-        say::data(&format!(
+        say::data(format!(
             "vmm / {:<11} {:.3}, below {:.3} with 95 % (target {:.2}: {})",
             comparison.with,
             comparison.ratio.median,

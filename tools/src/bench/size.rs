@@ -56,7 +56,7 @@ pub fn run(place: &Place) -> Result<()> {
         let Binary {
             name, bytes, limit, ..
         } = binary;
-        say::data(&format!(
+        say::data(format!(
             "{name:<10} {bytes:>9} bytes on disk (at most {limit}){}{}",
             if binary.is_static {
                 ", static"
@@ -77,7 +77,7 @@ pub fn run(place: &Place) -> Result<()> {
         }
     }
     let (own, limit) = (report.own_rss_bytes, report.own_rss_limit);
-    say::data(&format!(
+    say::data(format!(
         "memory     {own:>9} bytes of its own (at most {limit}), {} of the guest's touched",
         report.guest_rss_bytes
     ))?;

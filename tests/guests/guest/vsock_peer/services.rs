@@ -11,6 +11,7 @@ pub enum Service {
     Sink,
     Source,
     Half,
+    Count,
     Silent,
     Dial,
     Power,
@@ -35,6 +36,7 @@ impl Service {
             29 => Self::Reset,
             31 => Self::Forge,
             33 => Self::Starve,
+            35 => Self::Count,
             _ => return None,
         })
     }
@@ -60,7 +62,7 @@ impl Peer {
                 self.connections[target].push(data);
             }
             Service::Dial => self.dial_data(index, data),
-            Service::Sink | Service::Half => {
+            Service::Sink | Service::Half | Service::Count => {
                 connection.count += data.len() as u64;
                 connection.hash = data.iter().fold(connection.hash, |sum, byte| {
                     (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -129,7 +131,10 @@ impl Peer {
                 connection.push(&answer);
                 connection.complete = true;
             }
-            Service::Half => say!("half: {} {:#x}", connection.count, connection.hash),
+            Service::Half | Service::Count => {
+                say!("half: {} {:#x}", connection.count, connection.hash);
+                connection.complete = true;
+            }
             _ => connection.complete = true,
         }
     }
