@@ -90,29 +90,44 @@ impl Apt {
         Ok(parse_simulated(&text))
     }
 
-    /// Fetches one package file into `folder` and returns its path.
-    pub fn download(&self, package: &str, folder: &Path) -> Result<PathBuf> {
-        say::step(format!("fetching {package}"));
+    /// Fetches package files into the empty `folder` and returns their paths.
+    pub fn download(&self, packages: &[impl AsRef<str>], folder: &Path) -> Result<Vec<PathBuf>> {
+        let names = packages.iter().map(AsRef::as_ref);
+        match packages {
+            [package] => say::step(format!("fetching {}", package.as_ref())),
+            _ => say::step(format!("fetching {} packages", packages.len())),
+        }
         process::capture(
             self.command("apt-get")
-                .args(["--quiet", "download", package])
+                .args(["--quiet", "download"])
+                .args(names)
                 .current_dir(folder),
         )?;
-        let files = fs::read_dir(folder).naming(|| format!("list {}", folder.display()))?;
-        files
+        let entries = fs::read_dir(folder).naming(|| format!("list {}", folder.display()))?;
+        let mut files: Vec<PathBuf> = entries
             .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| {
-                path.file_name()
-                    .and_then(|name| name.to_str())
-                    .is_some_and(|name| {
-                        name.strip_prefix(package)
-                            .is_some_and(|rest| rest.starts_with('_'))
-                            && name.ends_with(".deb")
-                    })
-            })
-            .ok_or_else(|| {
-                Error::malformed(folder, format!("apt-get download left no {package}_*.deb"))
-            })
+            .filter(|path| path.extension().is_some_and(|kind| kind == "deb"))
+            .collect();
+        files.sort();
+        if files.len() == packages.len() {
+            return Ok(files);
+        }
+        Err(Error::malformed(
+            folder,
+            format!(
+                "apt-get download left {} of {} packages",
+                files.len(),
+                packages.len()
+            ),
+        ))
+    }
+
+    /// Fetches one package file into the empty `folder` and returns its path.
+    pub fn download_one(&self, package: &str, folder: &Path) -> Result<PathBuf> {
+        let mut files = self.download(&[package], folder)?;
+        files
+            .pop()
+            .ok_or_else(|| Error::malformed(folder, format!("apt-get download left no {package}")))
     }
 }
 

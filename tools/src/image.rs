@@ -149,7 +149,7 @@ fn busybox(place: &Place) -> Result<PathBuf> {
     }
     let work = tempfile::tempdir_in(&folder)
         .naming(|| format!("create a folder in {}", folder.display()))?;
-    let package = Apt::open(place)?.download("busybox-static", work.path())?;
+    let package = Apt::open(place)?.download_one("busybox-static", work.path())?;
     apt::unpack(&package, work.path(), &["./usr/share"])?;
     // Debian 13 has it under /usr.
     let unpacked = ["bin/busybox", "usr/bin/busybox"].map(|name| work.path().join(name));

@@ -114,7 +114,7 @@ fn fetch(place: &Place, folder: &Path, flavour: Flavour) -> Result<String> {
 
     let work = tempfile::tempdir_in(folder)
         .naming(|| format!("create a folder in {}", folder.display()))?;
-    let deb = apt.download(&package, work.path())?;
+    let deb = apt.download_one(&package, work.path())?;
     let version = deb
         .file_name()
         .and_then(|name| name.to_str())

@@ -133,8 +133,7 @@ pub fn qemu(place: &Place) -> Result<Qemu> {
     for folder in [&packages, &whole] {
         fs::create_dir(folder).naming(|| format!("create {}", folder.display()))?;
     }
-    for package in apt.closure(&QEMU_PACKAGES)? {
-        let file = apt.download(&package, &packages)?;
+    for file in apt.download(&apt.closure(&QEMU_PACKAGES)?, &packages)? {
         apt::unpack(
             &file,
             &whole,
