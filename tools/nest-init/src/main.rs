@@ -103,6 +103,7 @@ fn life() -> Result<(), Fault> {
 fn run(job: &Job, ports: &ports::Ports, inbox: &mut fs::File) -> Result<ToHost, Fault> {
     mounts::host_root(job)?;
     ports::loopback_up()?;
+    rustix::system::sethostname(b"nest").naming("set the host's name")?;
     // Guests larger than the nest's own memory are the rule: they touch little of it.
     fs::write("/proc/sys/vm/overcommit_memory", "1").naming("allow overcommit")?;
     let last = streams::run(job, ports, inbox)?;
