@@ -127,13 +127,13 @@ impl Clients {
         let client = self.waiting.get_mut(&id)?;
         let progress = match client.read_line() {
             Ok(false) => return Some(Progress::Waiting),
-            Ok(true) => client
-                .source
-                .inner()
-                .try_clone()
-                .map_or(Progress::Gone, |socket| {
-                    Progress::Line(std::mem::take(&mut client.line), socket)
-                }),
+            Ok(true) => match client.source.inner().try_clone() {
+                Ok(socket) => Progress::Line(std::mem::take(&mut client.line), socket),
+                Err(_) => {
+                    refuse(client, "no descriptor is left");
+                    Progress::Gone
+                }
+            },
             Err(refusal) => {
                 if let Some(refusal) = refusal {
                     answer(client.source.inner(), &refusal.to_string());

@@ -238,10 +238,9 @@ impl VsockHost {
             }
         }
         drop(slot);
-        // A loop that goes on at once needs no change of what it is woken for.
-        if !self.more {
-            self.watch();
-        }
+        // Even when the loop goes on at once: a guest that keeps it busy for ever must not keep it
+        // from noticing the others.
+        self.watch();
     }
 
     /// What the device has done so far.
