@@ -41,9 +41,9 @@ fn tagged_and_plain_clients_are_answered_in_kind() {
 fn line_in_pieces_with_data_behind_it_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mut rig = Rig::new(folder.path(), |_| ());
-    let mut client = rig.client("CONN");
+    let mut client = rig.client("CONNECT");
     rig.run();
-    client.write_all(b"ECT 50").unwrap();
+    client.write_all(b" 50").unwrap();
     rig.run();
     client.write_all(b"00\nhello\nCONNECT 1\n").unwrap();
     let request = rig.exchange()[0].1;
