@@ -40,7 +40,7 @@ fn stream() -> Result<(), Box<dyn Error>> {
     let pipeline = std::fs::read_to_string(PIPELINE)?;
     let socket = vsock::connect(OUR_PORT, HOST)?;
     poll(&mut [PollFd::new(&socket, PollFlags::OUT)], None)?;
-    vsock::connected(&socket)?;
+    rustix::net::sockopt::socket_error(&socket)??;
     // The shell's programs expect to wait in a write.
     fcntl_setfl(&socket, fcntl_getfl(&socket)? - OFlags::NONBLOCK)?;
     Command::new("/bin/sh")
