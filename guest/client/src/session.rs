@@ -157,20 +157,25 @@ impl Session {
         let shared = &self.link.shared;
         let mut state = shared.lock();
         let id = state.alive()?.ping()?;
+        state.await_pong(id);
         shared.flush(&mut state);
-        loop {
+        let result = loop {
             if state.answered(id) {
-                return Ok(began.elapsed());
+                break Ok(began.elapsed());
             }
-            state.alive()?;
+            if let Err(lost) = state.alive() {
+                break Err(lost);
+            }
             let Some(left) = within.checked_sub(began.elapsed()) else {
-                return Err(SessionError::TimedOut { after: within });
+                break Err(SessionError::TimedOut { after: within });
             };
             (state, _) = shared
                 .pong
                 .wait_timeout(state, left)
                 .unwrap_or_else(PoisonError::into_inner);
-        }
+        };
+        state.forget_ping(id);
+        result
     }
 
     /// Why the session is lost, if it is.

@@ -419,3 +419,25 @@ fn ex16_invalid_request_is_refused_before_anything_is_sent() {
     drop(session);
     assert_eq!(agent.join().unwrap(), 0);
 }
+
+#[test]
+fn ping_has_its_deadline_and_its_late_answer_harms_nothing() {
+    let (answer, may_answer) = std::sync::mpsc::channel::<()>();
+    let (session, _agent) = with_agent(move |agent| {
+        agent.say();
+        may_answer.recv().unwrap();
+        agent.serve();
+    });
+    let error = session.ping(Duration::from_millis(20)).unwrap_err();
+    assert_eq!(
+        error,
+        SessionError::TimedOut {
+            after: Duration::from_millis(20)
+        }
+    );
+    answer.send(()).unwrap();
+    session.ping(SOON).unwrap();
+    let exec = session.exec(&uncapped()).unwrap();
+    exec.control().signal(9).unwrap();
+    assert_eq!(exec.wait().status(), 137);
+}

@@ -1,7 +1,7 @@
 //! What a session's handles and its thread share under the lock: the protocol machine and a queue
 //! per exec.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar};
 
@@ -21,7 +21,8 @@ const MAX_READS: usize = 4;
 pub(crate) struct State {
     machine: ClientSession,
     execs: BTreeMap<u64, Queue>,
-    pongs: BTreeSet<u64>,
+    /// Pings that someone waits for, and whether they are answered.
+    pings: BTreeMap<u64, bool>,
     lost: Option<String>,
     write_failed: bool,
 }
@@ -44,7 +45,7 @@ impl State {
         Self {
             machine,
             execs: BTreeMap::new(),
-            pongs: BTreeSet::new(),
+            pings: BTreeMap::new(),
             lost: None,
             write_failed: false,
         }
@@ -97,8 +98,17 @@ impl State {
         }
     }
 
-    pub(super) fn answered(&mut self, id: u64) -> bool {
-        self.pongs.remove(&id)
+    pub(super) fn await_pong(&mut self, id: u64) {
+        self.pings.insert(id, false);
+    }
+
+    pub(super) fn answered(&self, id: u64) -> bool {
+        self.pings.get(&id).is_some_and(|answered| *answered)
+    }
+
+    /// Nobody waits for it any more.
+    pub(super) fn forget_ping(&mut self, id: u64) {
+        self.pings.remove(&id);
     }
 
     /// Ends the session: every exec that has not ended is lost.
@@ -196,7 +206,9 @@ impl State {
                     continue;
                 }
                 Said::Pong { id } => {
-                    self.pongs.insert(id);
+                    if let Some(answered) = self.pings.get_mut(&id) {
+                        *answered = true;
+                    }
                     pong = true;
                     continue;
                 }

@@ -91,9 +91,11 @@ impl Watch {
 fn apply(rig: &mut Rig, step: &Step) {
     match *step {
         Step::Write { stream, count } => {
-            let bytes: Vec<u8> = (0..count)
-                .map(|at| (at.wrapping_mul(31) ^ rig.written[stream].len()) as u8)
-                .collect();
+            let salt = rig.written[stream].len() as u8;
+            let mut bytes = vec![salt; count];
+            for (at, byte) in bytes.iter_mut().step_by(61).enumerate() {
+                *byte = at as u8;
+            }
             rig.write(BOTH[stream], &bytes);
         }
         Step::Read { stream, most } => rig.read(BOTH[stream], most),

@@ -1,8 +1,6 @@
 //! A workload of the tests: two pipes with bytes in them, and the loop that reads them as the agent
 //! does.
 
-use std::collections::VecDeque;
-
 use super::*;
 use crate::message::ExecRequest;
 
@@ -10,8 +8,8 @@ pub(super) const BOTH: [Stream; 2] = [Stream::Stdout, Stream::Stderr];
 
 pub(super) struct Rig {
     pub exec: Exec,
-    /// What the pipes hold.
-    pub pipes: [VecDeque<u8>; 2],
+    /// How much of what was written has been read: the pipes hold the rest.
+    pub read: [usize; 2],
     /// Everything that was ever written.
     pub written: [Vec<u8>; 2],
     /// Something still holds the writing end.
@@ -35,7 +33,7 @@ impl Rig {
         exec.started(1, 100);
         Self {
             exec,
-            pipes: Default::default(),
+            read: [0; 2],
             written: Default::default(),
             held: [true; 2],
             now: 0,
@@ -46,7 +44,6 @@ impl Rig {
 
     pub fn write(&mut self, stream: Stream, bytes: &[u8]) {
         if self.held[stream.index()] {
-            self.pipes[stream.index()].extend(bytes);
             self.written[stream.index()].extend_from_slice(bytes);
         }
     }
@@ -55,7 +52,7 @@ impl Rig {
     pub fn read(&mut self, stream: Stream, most: usize) {
         let index = stream.index();
         loop {
-            let pipe = &mut self.pipes[index];
+            let pipe = &self.written[index][self.read[index]..];
             if pipe.is_empty() {
                 match self.held[index] {
                     true => drop(self.exec.would_block(stream)),
@@ -66,14 +63,13 @@ impl Rig {
             match self.exec.room(stream) {
                 Room::Store(space) => {
                     let count = space.len().min(pipe.len()).min(most);
-                    for (to, from) in space.iter_mut().zip(pipe.drain(..count)) {
-                        *to = from;
-                    }
+                    space[..count].copy_from_slice(&pipe[..count]);
+                    self.read[index] += count;
                     self.exec.commit(stream, count);
                 }
                 Room::Discard => {
                     let count = pipe.len().min(most);
-                    pipe.drain(..count);
+                    self.read[index] += count;
                     self.exec.drop_bytes(stream, count, self.now);
                 }
                 Room::Wait | Room::Closed => break,

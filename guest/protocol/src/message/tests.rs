@@ -322,16 +322,126 @@ fn ho03_counts_that_cannot_be_true_allocate_nothing() {
     }
 }
 
+/// A field of `length` bytes behind its count.
+fn counted(length: usize) -> Vec<u8> {
+    let mut bytes = (length as u32).to_le_bytes().to_vec();
+    bytes.resize(4 + length, b'x');
+    bytes
+}
+
 #[test]
-fn ho03_data_of_the_largest_size_is_taken_and_one_more_byte_is_not() {
-    for (length, ok) in [(0, true), (MAX_DATA, true), (MAX_DATA + 1, false)] {
-        let mut bytes = (length as u32).to_le_bytes().to_vec();
-        bytes.resize(4 + length, 1);
-        assert_eq!(
-            ClientMessage::decode(&frame(FrameKind::Stdin, &bytes)).is_ok(),
-            ok,
-            "{length}"
-        );
+fn ho03_every_field_of_variable_length_at_zero_one_max_and_one_more() {
+    let join = |parts: &[&[u8]]| parts.concat();
+    let none: &[u8] = &[0; 4];
+    // An exec whose other fields are as small as they can be.
+    let tail = |user: &[u8]| join(&[user, &[0, 0, 1, 0], &[0; 8], &[0], &[0; 8], &[0; 8]]);
+    let strings = |count: usize| {
+        let mut bytes = (count as u32).to_le_bytes().to_vec();
+        bytes.resize(4 + 4 * count, 0);
+        bytes
+    };
+    let groups = |count: usize| {
+        let mut bytes = vec![1];
+        bytes.extend_from_slice(&[0; 8]);
+        bytes.extend_from_slice(&(count as u32).to_le_bytes());
+        bytes.resize(bytes.len() + 4 * count, 0);
+        bytes
+    };
+    type Build<'a> = Box<dyn Fn(usize) -> Vec<u8> + 'a>;
+    let fields: Vec<(&str, FrameKind, usize, usize, Build<'_>)> = vec![
+        ("stdin", FrameKind::Stdin, 0, MAX_DATA, Box::new(counted)),
+        (
+            "output",
+            FrameKind::Output,
+            1,
+            MAX_DATA,
+            Box::new(|n| join(&[&[1], &[0; 8], &counted(n)])),
+        ),
+        (
+            "refused",
+            FrameKind::Refused,
+            0,
+            MAX_TEXT,
+            Box::new(|n| join(&[&[1], &counted(n)])),
+        ),
+        (
+            "goodbye",
+            FrameKind::Goodbye,
+            0,
+            MAX_TEXT,
+            Box::new(|n| join(&[&[1], &counted(n)])),
+        ),
+        (
+            "victim",
+            FrameKind::Oom,
+            0,
+            MAX_TEXT,
+            Box::new(|n| join(&[&[1], &[0; 4], &counted(n), &[0; 16]])),
+        ),
+        (
+            "lost",
+            FrameKind::Exit,
+            0,
+            MAX_TEXT,
+            Box::new(|n| join(&[&[8], &counted(n), &[0; 48], &[0], &[0; 24]])),
+        ),
+        (
+            "failed",
+            FrameKind::Failed,
+            0,
+            MAX_TEXT,
+            Box::new(|n| join(&[&[1], &[0; 4], &counted(n)])),
+        ),
+        (
+            "down",
+            FrameKind::Down,
+            0,
+            MAX_TEXT,
+            Box::new(|n| join(&[&[1], &counted(n)])),
+        ),
+        (
+            "host name",
+            FrameKind::Life,
+            0,
+            64,
+            Box::new(|n| join(&[&[0; 122], &counted(n)])),
+        ),
+        (
+            "argv",
+            FrameKind::Exec,
+            0,
+            MAX_STRINGS,
+            Box::new(|n| join(&[&strings(n), none, none, &tail(&[0])])),
+        ),
+        (
+            "env",
+            FrameKind::Exec,
+            0,
+            MAX_STRINGS,
+            Box::new(|n| join(&[none, &strings(n), none, &tail(&[0])])),
+        ),
+        (
+            "groups",
+            FrameKind::Exec,
+            0,
+            MAX_GROUPS,
+            Box::new(|n| join(&[none, none, none, &tail(&groups(n))])),
+        ),
+    ];
+    for (name, kind, least, most, build) in fields {
+        for length in [0, 1, most - 1, most, most + 1] {
+            let payload = build(length);
+            let frame = frame(kind, &payload);
+            let taken = ClientMessage::decode(&frame).is_ok()
+                || AgentMessage::decode(&frame).is_ok()
+                || ControlToHost::decode(&frame).is_ok()
+                || ControlToAgent::decode(&frame).is_ok();
+            assert_eq!(
+                taken,
+                (least..=most).contains(&length),
+                "{name} of {length}"
+            );
+        }
     }
 }
 

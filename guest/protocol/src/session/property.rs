@@ -89,9 +89,10 @@ impl World {
             return;
         };
         let written = self.written.entry((id, stream.index())).or_default();
-        let bytes: Vec<u8> = (0..count)
-            .map(|at| ((written.len() + at) % 253) as u8)
-            .collect();
+        let mut bytes = vec![written.len() as u8; count];
+        for (at, byte) in bytes.iter_mut().step_by(61).enumerate() {
+            *byte = at as u8;
+        }
         let taken = exec.absorb(stream, &bytes, 0);
         written.extend_from_slice(&bytes[..taken]);
     }

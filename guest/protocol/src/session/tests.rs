@@ -37,7 +37,10 @@ pub(super) fn drain(
 ) -> Vec<u8> {
     session.fill(execs);
     let slices = session.gather(execs).unwrap();
-    let mut bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
+    let mut bytes = Vec::new();
+    slices
+        .iter()
+        .for_each(|slice| bytes.extend_from_slice(slice));
     bytes.truncate(most);
     session.wrote(bytes.len(), 0);
     bytes
@@ -339,6 +342,24 @@ fn ex20_limit_is_sent_in_order_and_at_once_without_credit() {
         texts(&drain(&mut session, &execs, usize::MAX), 5),
         ["stdout 20+20"]
     );
+}
+
+#[test]
+fn ex20_memory_kill_is_told_at_once_although_a_chunk_waits_for_credit() {
+    let mut exec = running(None, Policy::Kill);
+    exec.absorb(Stream::Stdout, &[1; 60], 0);
+    let mut execs = BTreeMap::from([(1, exec)]);
+    let mut session = opened(&[(1, exec_message(20))]);
+    drain(&mut session, &execs, usize::MAX);
+    let oom = crate::Oom {
+        scope: crate::OomScope::Exec,
+        pid: 5,
+        victim: "hog".into(),
+        limit: 1,
+        peak: 1,
+    };
+    execs.get_mut(&1).unwrap().oom(oom, false);
+    assert_eq!(texts(&drain(&mut session, &execs, usize::MAX), 4), ["Oom"]);
 }
 
 #[test]
