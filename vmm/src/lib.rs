@@ -1,6 +1,7 @@
 //! A KVM microVM monitor with an integrated guest agent.
 
 pub mod acpi;
+pub mod agent;
 pub mod boot;
 pub mod bus;
 pub mod cli;

@@ -6,10 +6,17 @@ use clap::Args;
 
 use super::flags::{ExecFlags, VmFlags};
 use super::{chain, say, status};
+use crate::exits::ExitReason;
 use crate::image::{self, Image};
 use crate::machine::{self, Config};
+use crate::{agent, console as guest_console, state};
+use output::Output;
+use vmm_devices::console::ConsoleLog;
 
 mod console;
+mod exec;
+mod output;
+mod stream;
 
 /// Flags of `vmm run`.
 #[derive(Debug, Args)]
@@ -36,6 +43,10 @@ enum Error {
     Image(#[from] image::Error),
     #[error(transparent)]
     Machine(#[from] machine::Error),
+    #[error(transparent)]
+    State(#[from] state::Error),
+    #[error(transparent)]
+    Generation(#[from] vmm_snapshot::generation::Error),
     #[error("cannot set up {0}")]
     Host(&'static str, #[source] std::io::Error),
     #[error("{0}")]
@@ -66,8 +77,12 @@ impl Run {
             }
             None => Err(Error::NoCommand),
             Some(_) => {
-                self.exec.request(&self.argv)?;
-                Err(Error::NoCommand)
+                let request = self.exec.request(&self.argv)?;
+                let config = self.config(Some(agent::PROGRAM))?;
+                let output = Output::of_process(self.exec.json)
+                    .map_err(|source| Error::Host("stdout and stderr", source))?;
+                let root = state::root(self.vm.dir.as_deref());
+                exec::run(config, &root, request, output, self.vm.ready_timeout)
             }
         }
     }
@@ -97,4 +112,21 @@ impl Run {
             vsock: None,
         })
     }
+}
+
+/// A machine's end, with the panic that its console tells of: most kernels panic before, or without, a driver for
+/// the panic device, and then ask for a reset.
+fn ended(reason: ExitReason, log: &ConsoleLog) -> ExitReason {
+    match reason {
+        ExitReason::Reset => match guest_console::panic(log) {
+            Some(message) => ExitReason::Panic(Some(message)),
+            None => ExitReason::Reset,
+        },
+        ExitReason::Panic(None) => ExitReason::Panic(guest_console::panic(log)),
+        other => other,
+    }
+}
+
+fn machine_error(error: vmm_events::Error) -> Error {
+    Error::Machine(error.into())
 }

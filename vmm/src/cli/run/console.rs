@@ -8,10 +8,10 @@ use std::thread;
 use vmm_devices::console::ConsoleLog;
 use vmm_events::{Answer, Interest, Poller, Waker};
 
-use super::Error;
+use super::{Error, ended, machine_error};
 use crate::cli::signals::Signals;
 use crate::cli::status;
-use crate::console::{self, PassOn};
+use crate::console::PassOn;
 use crate::exits::ExitReason;
 use crate::machine::{Config, Handle, Machine};
 
@@ -86,23 +86,9 @@ pub fn run(config: &Config) -> Result<u8, Error> {
     if let Ok(error) = stdout_error.try_recv() {
         return Err(Error::Stdout(error));
     }
-    match (reason, signal) {
+    match (ended(reason, &log), signal) {
         (ExitReason::Shutdown, _) => Ok(status::OK),
         (ExitReason::Stopped, Some(number)) => Ok(status::signaled(number)),
-        (ExitReason::Reset, _) => Err(Error::Ended(
-            console::panic(&log)
-                .map_or(ExitReason::Reset, |message| {
-                    ExitReason::Panic(Some(message))
-                })
-                .to_string(),
-        )),
-        (ExitReason::Panic(None), _) => Err(Error::Ended(
-            ExitReason::Panic(console::panic(&log)).to_string(),
-        )),
         (other, _) => Err(Error::Ended(other.to_string())),
     }
-}
-
-fn machine_error(error: vmm_events::Error) -> Error {
-    Error::Machine(error.into())
 }

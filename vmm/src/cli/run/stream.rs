@@ -1,0 +1,83 @@
+//! The exec thread: opens the session, asks for the command, and writes what comes to our own streams.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use vmm_client::{Control, Deadlines, Ended, Event, GenerationTag, Session};
+use vmm_protocol::{CancelReason, ExecRequest};
+
+use super::output::Output;
+
+/// What the main thread is told.
+pub enum Progress {
+    /// The command has been asked for and can be cancelled.
+    Asked(Control),
+    /// Nothing more will come.
+    Done(Finished),
+}
+
+/// How it went.
+pub enum Finished {
+    /// The command has ended.
+    Ended {
+        /// How.
+        ended: Ended,
+        /// What made us stop writing to stdout.
+        stdout_error: Option<io::Error>,
+    },
+    /// There was no session to ask in.
+    NoSession(String),
+}
+
+/// Runs `request` in the life that `tag` names and writes to `output`.
+pub fn stream(
+    socket: &Path,
+    tag: &GenerationTag,
+    deadlines: &Deadlines,
+    request: &ExecRequest,
+    mut output: Output,
+    report: &dyn Fn(Progress),
+) {
+    let opened = Session::connect(socket, tag, deadlines)
+        .map_err(|error| {
+            format!(
+                "cannot open a session with the agent: {}",
+                crate::cli::chain(&error)
+            )
+        })
+        .and_then(|session| {
+            let exec = session
+                .exec(request)
+                .map_err(|error| crate::cli::chain(&error))?;
+            Ok((session, exec))
+        });
+    let (session, exec) = match opened {
+        Ok(opened) => opened,
+        Err(why) => return report(Progress::Done(Finished::NoSession(why))),
+    };
+    let control = exec.control();
+    report(Progress::Asked(control.clone()));
+    let mut stdout_error = None;
+    for event in exec {
+        let written = match stdout_error {
+            None => output.event(&event),
+            Some(_) => Ok(()),
+        };
+        if let Err(error) = written {
+            stdout_error = Some(error);
+            // Its client is lost. What still comes is taken and thrown away, up to the record.
+            let _ = control.cancel(CancelReason::ClientLost, Duration::ZERO);
+        }
+        if let Event::Ended(ended) = event {
+            return report(Progress::Done(Finished::Ended {
+                ended,
+                stdout_error,
+            }));
+        }
+    }
+    drop(session);
+    report(Progress::Done(Finished::NoSession(
+        "the session ended without a record".to_owned(),
+    )));
+}
