@@ -64,6 +64,27 @@ fn output_arrives_byte_exact_beyond_every_window() {
 }
 
 #[test]
+fn window_larger_than_the_ring_stalls_nothing() {
+    let (session, _agent) = with_agent(|agent| {
+        agent.await_exec(1);
+        agent.write(1, Stream::Stdout, &vec![1; 5_000_000]);
+        agent.exit(1, 0);
+        agent.serve();
+    });
+    let mut request = uncapped();
+    request.window = vmm_protocol::limits::MAX_WINDOW;
+    let mut exec = session.exec(&request).unwrap();
+    let mut total = 0;
+    // A stall would be found by the deadline.
+    while let Some(event) = exec.next_before(Instant::now() + SOON).unwrap() {
+        if let Event::Output { data, .. } = event {
+            total += data.len();
+        }
+    }
+    assert_eq!(total, 5_000_000);
+}
+
+#[test]
 fn events_come_in_order_and_end_once() {
     let (session, _agent) = with_agent(|agent| {
         agent.await_exec(1);

@@ -17,12 +17,12 @@ pub enum UnitError {
         example: &'static str,
     },
     /// It is nothing.
-    #[error("{value:?} is zero; leave the option out for no {what}")]
+    #[error("{value:?} is zero; {instead}")]
     Zero {
         /// What was given.
         value: String,
-        /// What would not be there.
-        what: &'static str,
+        /// What to write instead.
+        instead: &'static str,
     },
     /// It is too much.
     #[error("{value:?} is too large; at most {most}")]
@@ -56,7 +56,7 @@ pub fn timeout(text: &str) -> Result<u64, UnitError> {
     if nanoseconds == 0 {
         return Err(UnitError::Zero {
             value: text.to_owned(),
-            what: "timeout",
+            instead: "leave it out for no timeout",
         });
     }
     Ok(nanoseconds)
@@ -149,7 +149,7 @@ pub fn output_limit(text: &str) -> Result<Option<u64>, UnitError> {
     match size(text)? {
         0 => Err(UnitError::Zero {
             value: text.to_owned(),
-            what: "other limit than 1M",
+            instead: "a limit is one byte or more, or none",
         }),
         limit if limit > MAX_OUTPUT_LIMIT => Err(UnitError::TooLarge {
             value: text.to_owned(),

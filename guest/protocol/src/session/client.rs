@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::cause::{CancelReason, Oom, Record, Stream, signal};
 use crate::frame::{Decoder, Header};
 use crate::hello::Hello;
-use crate::limits::{HELLO_DEADLINE_NS, MAX_DATA, MAX_EXECS, STDIN_WINDOW};
+use crate::limits::{HELLO_DEADLINE_NS, MAX_DATA, MAX_EXECS, STDIN_WINDOW, UNCAPPED_RING};
 use crate::message::{
     AgentMessage, ClientMessage, ClosedWhy, ExecRequest, FrameKind, GoodbyeCode, InvalidRequest,
     RefusedCode, TooLarge, Winsize,
@@ -308,9 +308,10 @@ impl ClientSession {
         let count = count.min(link.held[index]);
         link.held[index] -= count;
         link.consumed[index] += count;
-        // A quarter of the window at a time: few frames, and the agent never runs dry of a reader
-        // that keeps up.
-        if link.consumed[0] + link.consumed[1] >= link.window.div_ceil(4) {
+        // A quarter at a time: few frames, and the agent never runs dry of a reader that keeps up. An
+        // uncapped exec waits once a whole ring is not given back, however large the window is.
+        let portion = link.window.min(UNCAPPED_RING as u64).div_ceil(4);
+        if link.consumed[0] + link.consumed[1] >= portion {
             let consumed = std::mem::take(&mut link.consumed);
             let written = self.push(id, &ClientMessage::Credit(consumed));
             debug_assert!(written.is_ok() || self.ended());
