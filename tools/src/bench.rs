@@ -3,7 +3,7 @@
 //! ```text
 //!   boot    spawn to the first serial byte of a fast guest, on the host's own KVM, A B C A B C ...
 //!   size    the monitor's own memory with an idle guest, and what the binaries take on disk
-//!   stream  a guest program's uncapped output, beside the same pipeline over the peer, in one machine
+//!   stream  a workload in a stock guest: its first byte, and its uncapped output, beside the same over the peer
 //! ```
 
 mod boot;
@@ -35,7 +35,8 @@ pub enum Bench {
     },
     /// The monitor's own memory with an idle guest of 128 MiB, and the size of the binaries.
     Size,
-    /// Throughput of a guest program's output, in the nest where the host's KVM has no hardware behind it.
+    /// A workload in a stock guest, in the nest where the host's KVM has no hardware behind it: spawn to its first
+    /// byte, and the throughput of its output.
     Stream(stream::Arguments),
 }
 

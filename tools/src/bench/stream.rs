@@ -1,4 +1,5 @@
-//! Throughput of a guest program's uncapped output, and of the same pipeline over a peer, interleaved.
+//! A workload in a stock guest: time to its first byte and throughput of its uncapped output, beside the same
+//! pipeline over a peer, interleaved.
 //!
 //! ```text
 //!   outside   builds, makes the peer's initramfs, starts one machine ──> inside (this program again)
@@ -6,8 +7,8 @@
 //!             B  peer: bench-guest, PIPELINE into vsock              ──> its unix socket
 //! ```
 //!
-//! Both start guests of the same kernel, userland and memory; timed are the bytes from the first to the last, so
-//! that boot is left out.
+//! Both start guests of the same kernel, userland and memory. Timed are the first byte from the spawn on, and the
+//! bytes from the first to the last.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -32,8 +33,10 @@ use crate::process::{build_static, capture, line, read};
 use crate::run::Parts;
 use crate::say;
 
-/// At least this many times the peer.
+/// Throughput: at least this many times the peer's.
 const TARGET: f64 = 1.5;
+/// Time to the first byte: at most this many times the peer's.
+const FIRST_TARGET: f64 = 1.0;
 /// A guest that has not sent its first byte by then never will.
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -69,11 +72,26 @@ struct Plan {
     pipeline: String,
 }
 
-/// MB/s of each round.
+/// One program's rounds.
+#[derive(Default, serde::Serialize, serde::Deserialize)]
+struct Series {
+    /// Spawn to the first byte.
+    first_ms: Vec<f64>,
+    /// First byte to the last.
+    mb_s: Vec<f64>,
+}
+
+impl Series {
+    fn push(&mut self, (first_ms, mb_s): (f64, f64)) {
+        self.first_ms.push(first_ms);
+        self.mb_s.push(mb_s);
+    }
+}
+
 #[derive(Default, serde::Serialize, serde::Deserialize)]
 struct Samples {
-    vmm: Vec<f64>,
-    peer: Vec<f64>,
+    vmm: Series,
+    peer: Series,
 }
 
 #[derive(serde::Serialize)]
@@ -83,9 +101,11 @@ struct Report {
     machine: &'static str,
     peer: Option<String>,
     pipeline: String,
-    samples_mb_s: Samples,
-    /// Of the peer's median to ours: its inverse is how many times as fast we are.
-    peer_to_vmm: Option<Ratio>,
+    samples: Samples,
+    /// Of our time to the first byte to the peer's.
+    first: Option<Ratio>,
+    /// Of the peer's throughput to ours: its inverse is how many times as fast we are.
+    throughput: Option<Ratio>,
 }
 
 /// Measures, prints, keeps and judges.
@@ -117,44 +137,60 @@ pub fn run(place: &Place, arguments: Arguments) -> Result<()> {
         pipeline: pipeline.clone(),
     };
     let samples = measure(place, &parts, &plan, &folder.join("stream-plan.json"))?;
-    let ratio = (!samples.peer.is_empty()).then(|| Ratio::of(&samples.peer, &samples.vmm));
+    let beside = |ours: &[f64], theirs: &[f64]| {
+        (!ours.is_empty() && !theirs.is_empty()).then(|| Ratio::of(ours, theirs))
+    };
     let report = Report {
-        what: "MB/s of a guest program's output, first byte to last",
+        what: "a workload in a stock guest: spawn to first byte, and MB/s from first byte to last",
         circumstances: Circumstances::now(place, &parts.vmm),
         machine: parts.kvm.name(),
         peer: arguments.peer.as_deref().map(report::version),
         pipeline,
-        samples_mb_s: samples,
-        peer_to_vmm: ratio,
+        first: beside(&samples.vmm.first_ms, &samples.peer.first_ms),
+        throughput: beside(&samples.peer.mb_s, &samples.vmm.mb_s),
+        samples,
     };
     let path = report::keep(place, "stream", report.circumstances.time, &report)?;
     tell(&report)?;
     say::step(format!("samples are in {}", path.display()));
-    let missed = ratio.filter(|ratio| 1.0 / ratio.upper_95 < TARGET);
-    verdict(&Vec::from_iter(missed.map(|ratio| {
-        format!(
-            "{:.2} times the peer is below {TARGET}",
+    let mut missed = Vec::new();
+    if let Some(ratio) = report.first.filter(|ratio| ratio.upper_95 > FIRST_TARGET) {
+        missed.push(format!(
+            "first byte: {:.2} of the peer is above {FIRST_TARGET:.2}",
+            ratio.upper_95
+        ));
+    }
+    if let Some(ratio) = report.throughput.filter(|r| 1.0 / r.upper_95 < TARGET) {
+        missed.push(format!(
+            "throughput: {:.2} times the peer is below {TARGET:.2}",
             1.0 / ratio.upper_95
-        )
-    })))
+        ));
+    }
+    verdict(&missed)
 }
 
 fn tell(report: &Report) -> Result<()> {
-    let samples = &report.samples_mb_s;
+    let samples = &report.samples;
     for (name, series) in [("vmm", &samples.vmm), ("peer", &samples.peer)] {
-        if !series.is_empty() {
-            let Summary { p50, max, .. } = Summary::of(series);
-            say::data(format!(
-                "{name:<5} median {p50:.1} MB/s, best {max:.1}, n={}",
-                series.len()
-            ))?;
+        if series.mb_s.is_empty() {
+            continue;
         }
-    }
-    if let Some(ratio) = &report.peer_to_vmm {
+        let Summary { p50, max, .. } = Summary::of(&series.mb_s);
+        say::data(report::row(name, &Summary::of(&series.first_ms)))?;
         say::data(format!(
-            "vmm is {:.2} times as fast, at least {:.2} with 95 % (target {TARGET}), on {}",
-            1.0 / ratio.median,
-            1.0 / ratio.upper_95,
+            "{name:<14} median {p50:.1} MB/s, best {max:.1}, n={}",
+            series.mb_s.len()
+        ))?;
+    }
+    if let (Some(first), Some(throughput)) = (&report.first, &report.throughput) {
+        say::data(format!(
+            "first byte at {:.2} of the peer's time, below {:.2} with 95 % (target {FIRST_TARGET:.2})",
+            first.median, first.upper_95
+        ))?;
+        say::data(format!(
+            "{:.2} times the peer's throughput, at least {:.2} with 95 % (target {TARGET:.2}), on {}",
+            1.0 / throughput.median,
+            1.0 / throughput.upper_95,
             report.machine
         ))?;
     }
@@ -256,7 +292,7 @@ fn inside(path: &Path) -> Result<()> {
     say::data(json!(samples))
 }
 
-fn ours(plan: &Plan) -> Result<f64> {
+fn ours(plan: &Plan) -> Result<(f64, f64)> {
     let mut command = Command::new(&plan.vmm);
     command
         .args([
@@ -272,13 +308,14 @@ fn ours(plan: &Plan) -> Result<f64> {
         ])
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
+    let spawned = Instant::now();
     let child = command
         .spawn()
         .naming(|| format!("start `{}`", line(&command)))?;
     let mut child = Ended(child);
     let stdout = child.0.stdout.take();
     let stdout = stdout.ok_or_else(|| Error::Check("no stdout".into()))?;
-    let speed = drain(stdout, plan.bytes)?;
+    let speed = drain(stdout, plan.bytes, spawned)?;
     let status = child.0.wait().naming(|| "wait for vmm".into())?;
     if !status.success() {
         return Err(Error::Check(format!(
@@ -289,7 +326,7 @@ fn ours(plan: &Plan) -> Result<f64> {
     Ok(speed)
 }
 
-fn theirs(plan: &Plan, program: &Path) -> Result<f64> {
+fn theirs(plan: &Plan, program: &Path) -> Result<(f64, f64)> {
     let folder = tempfile::tempdir().naming(|| "create a folder".into())?;
     let socket = folder.path().join("peer.sock");
     let listener = folder.path().join("peer.sock_52");
@@ -314,38 +351,42 @@ fn theirs(plan: &Plan, program: &Path) -> Result<f64> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
+    let spawned = Instant::now();
     let child = command
         .spawn()
         .naming(|| format!("start `{}`", line(&command)))?;
     let _child = Ended(child);
     wait_readable(&listener)?;
     let (stream, _) = listener.accept().naming(|| "accept the guest".into())?;
-    drain(stream, plan.bytes)
+    drain(stream, plan.bytes, spawned)
 }
 
-/// Reads it all; MB/s from the first byte to the last.
-fn drain(mut source: impl Read + std::os::fd::AsFd, expected: u64) -> Result<f64> {
+/// Reads it all: milliseconds to the first byte, and MB/s from there to the last.
+fn drain(
+    mut source: impl Read + std::os::fd::AsFd,
+    expected: u64,
+    spawned: Instant,
+) -> Result<(f64, f64)> {
     let mut buffer = vec![0; 256 * 1024];
     wait_readable(&source)?;
-    let first = source
-        .read(&mut buffer)
-        .naming(|| "read the output".into())?;
     let start = Instant::now();
-    let mut count = 0;
-    while let read @ 1.. = source
-        .read(&mut buffer)
-        .naming(|| "read the output".into())?
-    {
-        count += read as u64;
+    let mut read = || {
+        source
+            .read(&mut buffer)
+            .naming(|| "read the output".into())
+            .map(|count| count as u64)
+    };
+    let first = read()?;
+    let mut count = first;
+    while let more @ 1.. = read()? {
+        count += more;
     }
     let elapsed = start.elapsed().as_secs_f64();
-    if count + first as u64 != expected {
-        return Err(Error::Check(format!(
-            "{} bytes came of {expected}",
-            count + first as u64
-        )));
+    if count != expected {
+        return Err(Error::Check(format!("{count} bytes came of {expected}")));
     }
-    Ok(count as f64 / elapsed / 1e6)
+    let first_ms = start.duration_since(spawned).as_secs_f64() * 1e3;
+    Ok((first_ms, (count - first) as f64 / elapsed / 1e6))
 }
 
 fn wait_readable(source: &impl std::os::fd::AsFd) -> Result<()> {
