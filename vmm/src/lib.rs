@@ -9,6 +9,7 @@ pub mod console;
 pub mod control;
 pub mod cpuid;
 mod device_loop;
+pub mod doctor;
 pub mod exits;
 pub mod image;
 pub mod kvm;

@@ -1,5 +1,6 @@
 //! The command line: what `vmm` is told, and the status that it leaves with.
 
+mod doctor;
 mod flags;
 mod run;
 mod signals;
@@ -23,6 +24,8 @@ struct Cli {
 enum Verb {
     /// Boot a sandbox, run a command in it, and leave with the command's status
     Run(Box<run::Run>),
+    /// Say what this host can do, and the command that mends what it cannot
+    Doctor(doctor::Doctor),
 }
 
 /// Runs the command line and returns the process's exit status.
@@ -41,6 +44,9 @@ pub fn main(arguments: Vec<OsString>) -> u8 {
         Ok(Cli {
             verb: Verb::Run(run),
         }) => run.main(),
+        Ok(Cli {
+            verb: Verb::Doctor(doctor),
+        }) => doctor.main(),
         Err(error) if error.use_stderr() => {
             say(&error.render().to_string());
             usage

@@ -2,6 +2,8 @@
 
 /// All went well.
 pub const OK: u8 = 0;
+/// What was asked for failed, for verbs other than `run`.
+pub const FAILED: u8 = 1;
 /// The command line was wrong, for verbs other than `run`.
 pub const USAGE: u8 = 2;
 /// This tool failed before the workload started, or lost it.
