@@ -63,8 +63,7 @@ pub fn decide(wish: Wish, vmm: &Path) -> Result<Kvm> {
     Ok(kvm)
 }
 
-/// What `vmm` says of the host.
-pub fn diagnose(vmm: &Path) -> Result<Diagnosis> {
+fn diagnose(vmm: &Path) -> Result<Diagnosis> {
     let mut command = Command::new(vmm);
     command
         .args(["doctor", "--json"])

@@ -1,5 +1,6 @@
 //! Test programs: built by cargo, run by us, so that each result is known with its package and target.
 
+use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
@@ -75,26 +76,24 @@ impl TestBinary {
     }
 
     /// Runs it, its report on our stdout, and takes the results in; whether all passed.
-    pub fn run(&self, place: &Place, filter: Option<&str>, results: &mut Results) -> Result<bool> {
+    pub fn run(&self, filter: Option<&str>, results: &mut Results) -> Result<bool> {
         say::step(format!("-- {}", self.name()));
-        let log = place
-            .target
-            .join("tmp")
-            .join(format!("{}-{}.log", self.package, self.target));
-        if let Some(folder) = log.parent() {
-            std::fs::create_dir_all(folder).naming(|| format!("create {}", folder.display()))?;
-        }
-        let _ = std::fs::remove_file(&log);
         let mut command = self.command();
-        command.arg("--logfile").arg(&log).args(filter);
-        let status = command
-            .status()
-            .naming(|| format!("start {}", self.program.display()))?;
-        results.take(
-            self,
-            &std::fs::read_to_string(&log).unwrap_or_default(),
-            filter.is_none(),
-        )?;
+        command.args(filter).stdout(Stdio::piped());
+        let failed = || format!("run {}", self.program.display());
+        let mut child = command.spawn().naming(failed)?;
+        let mut report = Vec::new();
+        if let Some(mut stdout) = child.stdout.take() {
+            let mut block = [0; 8192];
+            while let length @ 1.. = stdout.read(&mut block).naming(failed)? {
+                report.extend_from_slice(&block[..length]);
+                std::io::stdout()
+                    .write_all(&block[..length])
+                    .naming(|| "write to stdout".into())?;
+            }
+        }
+        let status = child.wait().naming(failed)?;
+        results.take(self, &String::from_utf8_lossy(&report), filter.is_none())?;
         Ok(status.success())
     }
 

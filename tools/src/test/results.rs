@@ -59,8 +59,8 @@ impl Results {
         write_whole(&Self::path(place), &text)
     }
 
-    /// Takes in what libtest's log file says of one program, in place of (`whole`) or over what was known of it.
-    pub fn take(&mut self, binary: &TestBinary, log: &str, whole: bool) -> Result<()> {
+    /// Takes in what the report of one program says, in place of (`whole`) or over what was known of it.
+    pub fn take(&mut self, binary: &TestBinary, report_text: &str, whole: bool) -> Result<()> {
         let stamp = binary.stamp()?;
         let report = self.reports.entry(binary.name()).or_default();
         if whole || report.stamp != stamp {
@@ -69,7 +69,7 @@ impl Results {
                 outcomes: BTreeMap::new(),
             };
         }
-        report.outcomes.extend(parse(log));
+        report.outcomes.extend(parse(report_text));
         Ok(())
     }
 
@@ -90,17 +90,36 @@ impl Results {
     }
 }
 
-/// The lines of libtest's log file: `ok NAME`, `failed NAME`, `ignored NAME` (with its reason after a comma).
-pub fn parse(log: &str) -> impl Iterator<Item = (String, Outcome)> {
-    log.lines().filter_map(|line| {
-        let (word, name) = line.split_once(' ')?;
-        let outcome = match word.trim_end_matches(',') {
-            "ok" => Outcome::Passed,
-            "ignored" => Outcome::Ignored,
-            _ => Outcome::Failed,
+/// The results in libtest's report: `test NAME ... ok`, `FAILED` or `ignored`, perhaps with words after it. What the
+/// test's own children wrote to the same stream may stand between name and result.
+pub fn parse(report: &str) -> Vec<(String, Outcome)> {
+    let mut results = Vec::new();
+    let mut pending: Option<&str> = None;
+    for line in report.lines() {
+        let rest = match line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.split_once(" ... "))
+        {
+            Some((name, rest)) => {
+                pending = Some(name.trim_end_matches(" - should panic"));
+                rest
+            }
+            None => line,
         };
-        Some((name.to_owned(), outcome))
-    })
+        let Some(name) = pending else { continue };
+        let outcome = if rest.ends_with("ok") {
+            Outcome::Passed
+        } else if rest.ends_with("FAILED") {
+            Outcome::Failed
+        } else if rest.starts_with("ignored") {
+            Outcome::Ignored
+        } else {
+            continue;
+        };
+        results.push((name.to_owned(), outcome));
+        pending = None;
+    }
+    results
 }
 
 #[cfg(test)]
@@ -108,11 +127,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_file_gives_outcomes() {
-        let log = "ok exec::ex01_a\nfailed exec::ex02_b\nignored exec::ex03_c\n";
-        let outcomes: Vec<_> = parse(log).collect();
-        assert_eq!(outcomes[0], ("exec::ex01_a".into(), Outcome::Passed));
-        assert_eq!(outcomes[1], ("exec::ex02_b".into(), Outcome::Failed));
-        assert_eq!(outcomes[2], ("exec::ex03_c".into(), Outcome::Ignored));
+    fn a_report_gives_outcomes() {
+        let report = "\nrunning 5 tests\ntest exec::ex01_a ... ok\ntest exec::ex02_b ... FAILED\n\
+            test ex03_c ... ignored, needs a moon\ntest ex04_d ... noise of a child\nmore ok\n\
+            test ex05_e - should panic ... ok\n\nfailures:\n\n---- exec::ex02_b stdout ----\nok\n\n\
+            test result: FAILED. 3 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out\n";
+        let outcomes = parse(report);
+        let expected = [
+            ("exec::ex01_a", Outcome::Passed),
+            ("exec::ex02_b", Outcome::Failed),
+            ("ex03_c", Outcome::Ignored),
+            ("ex04_d", Outcome::Passed),
+            ("ex05_e", Outcome::Passed),
+        ];
+        assert_eq!(
+            outcomes,
+            expected.map(|(name, outcome)| (name.to_owned(), outcome))
+        );
     }
 }
