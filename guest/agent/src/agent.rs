@@ -9,8 +9,8 @@ use vmm_events::{Answer, Event, Interest, Poller, Registrar, Source, TimerId, Ti
 use vmm_protocol::{CancelReason, DownReason, GoodbyeCode, Life, ReadyStage, Stream};
 
 use crate::cgroup::{Hierarchy, Leaf};
-pub use crate::control::last_words;
 use crate::control::{Gone, Link, Word};
+pub use crate::control::{last_words, report_panics};
 use crate::init::identity::{self, Unready};
 use crate::log::Log;
 use crate::platform::Platform;

@@ -21,6 +21,7 @@ use vmm_protocol::{ControlToHost, DownReason, Life};
 
 use crate::agent::Token;
 use crate::init::identity::Unready;
+use crate::log::Log;
 use crate::platform::Platform;
 
 /// The first pause before dialling again; it doubles up to [`LONGEST_PAUSE_NS`].
@@ -268,4 +269,15 @@ pub fn last_words(reason: DownReason, message: &str) {
             let _ = rustix::io::write(socket, &bytes);
         }
     }
+}
+
+/// From now on a panic is logged, told to the monitor, and then `end` ends the process: init must
+/// not die by itself, which the kernel answers with a panic of its own and perhaps a reboot loop.
+pub fn report_panics(log: fn() -> Log, end: fn()) {
+    std::panic::set_hook(Box::new(move |panic| {
+        let message = panic.to_string();
+        log().error(&message);
+        last_words(DownReason::Panic, &message);
+        end();
+    }));
 }

@@ -19,11 +19,7 @@ fn main() -> ExitCode {
         eprintln!("vmm-agent is the init of a vmm guest: it runs as process 1 and nowhere else");
         return ExitCode::from(125);
     }
-    // Init that dies is a kernel panic, and a reboot loop where the kernel restarts on panic.
-    std::panic::set_hook(Box::new(|panic| {
-        agent::last_words(DownReason::Panic, &panic.to_string());
-        init::power_off();
-    }));
+    agent::report_panics(Log::kernel, init::power_off);
     let mut failures = mounts::mount_all();
     if let Err(error) = mounts::standard_descriptors() {
         failures.push(format!("cannot open /dev/null: {error}"));

@@ -347,8 +347,8 @@ impl<L: Leaf> Running<L> {
         if self.populated() == Some(false) {
             self.state.leaf_empty();
         }
-        if let Some(oom) = self.memory_kill(status) {
-            self.state.oom(oom, true);
+        if let Some(oom) = self.memory_kill() {
+            self.state.oom(oom, status == Status::Signaled(9));
         }
         let end = match status {
             Status::Exited(code) => MainEnd::Exited(code),
@@ -358,17 +358,18 @@ impl<L: Leaf> Running<L> {
         self.state.main_exited(end, now);
     }
 
-    /// Whether the main process's death was a kill for memory. What the agent itself killed is
-    /// none: the state machine puts our own causes first.
-    fn memory_kill(&self, status: Status) -> Option<Oom> {
+    /// What the leaf says of kills for memory. Which process it was the kernel does not tell here:
+    /// a main process that died of SIGKILL is taken for the victim, unless the agent killed it,
+    /// which the state machine puts first.
+    fn memory_kill(&self) -> Option<Oom> {
         let usage = self.leaf.as_ref()?.usage();
-        (status == Status::Signaled(9) && usage.oom_kills > 0).then(|| Oom {
+        (usage.oom_kills > 0).then(|| Oom {
             scope: if usage.memory_limit.is_some() {
                 OomScope::Exec
             } else {
                 OomScope::Guest
             },
-            pid: self.pid,
+            pid: 0,
             victim: String::new(),
             limit: usage.memory_limit.unwrap_or(0),
             peak: usage.peak_memory,

@@ -338,6 +338,7 @@ impl<H: Hierarchy> Platform for Loopback<H> {
                 what: "clock_settime",
                 errno: Errno::PERM,
             }),
+            "panic" => panic!("as a test wants it"),
             _ => Ok(()),
         }
     }
@@ -355,6 +356,7 @@ fn agent_process() {
     };
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();
+    agent::report_panics(Log::none, end);
     let number = |name: &str| -> Option<u64> { std::env::var(name).ok()?.parse().ok() };
     let mut limits = Limits::for_memory(1 << 30);
     if let Some(sessions) = number("VMM_LOOPBACK_SESSIONS") {
@@ -376,4 +378,9 @@ fn agent_process() {
         };
         agent::run(Loopback { folder, hierarchy }, limits, &mut log).unwrap();
     }
+}
+
+/// Instead of a power-off.
+fn end() {
+    std::process::exit(1);
 }

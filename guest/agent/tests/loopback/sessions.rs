@@ -4,8 +4,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use vmm_protocol::{
-    CancelReason, Cause, ClientMessage, ControlToAgent, ControlToHost, ExecRequest, GenerationId,
-    GoodbyeCode, Hello, Life, ReadyStage, RefusedCode, Stream,
+    CancelReason, Cause, ClientMessage, ControlToAgent, ControlToHost, DownReason, ExecRequest,
+    GenerationId, GoodbyeCode, Hello, Life, ReadyStage, RefusedCode, Stream,
 };
 
 use crate::client::{Client, Said, sh};
@@ -375,6 +375,28 @@ fn ti03_a_life_that_cannot_be_taken_on_is_not_ready_and_says_why() {
     // Nobody gets a session in it.
     let mut client = Client::new(sandbox.dial());
     assert_eq!(client.next(), None);
+}
+
+#[test]
+fn pr08_a_panic_reaches_the_monitor_with_its_words_before_the_end() {
+    let mut sandbox = Sandbox::new();
+    let control = sandbox.redial();
+    let mut life = Life::new(GenerationId {
+        counter: 9,
+        public_id: 9,
+    });
+    life.hostname = "panic".to_owned();
+    control.send(&ControlToAgent::Life(Box::new(life)));
+    match control.next() {
+        Some(ControlToHost::Down {
+            reason: DownReason::Panic,
+            message,
+        }) => {
+            assert!(message.contains("as a test wants it"), "{message}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(control.next(), None);
 }
 
 #[test]
