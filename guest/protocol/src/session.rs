@@ -149,6 +149,8 @@ fn demand(holds: bool, violation: impl FnOnce() -> Violation) -> Result<(), Viol
 }
 
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod property;
 #[cfg(test)]
 mod tests;
