@@ -150,7 +150,7 @@ impl Exec {
 
     // What happened.
 
-    /// The process runs. A kill that came before is carried out now.
+    /// The process runs its program.
     pub fn started(&mut self, exec: u64, pid: u32) {
         if self.phase == Phase::Starting {
             self.phase = Phase::Running;
@@ -246,7 +246,7 @@ impl Exec {
 
     /// The main process was reaped.
     pub fn main_exited(&mut self, end: MainEnd, now: u64) {
-        if self.phase != Phase::Running {
+        if !matches!(self.phase, Phase::Starting | Phase::Running) {
             return;
         }
         self.end = Some((end, now));
@@ -380,9 +380,6 @@ impl Exec {
 
     /// The next thing to do; ask until there is none, after every report.
     pub fn action(&mut self) -> Option<Action> {
-        if self.phase == Phase::Starting {
-            return None;
-        }
         self.actions.pop_front()
     }
 
