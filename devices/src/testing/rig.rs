@@ -145,13 +145,20 @@ impl Rig {
         self.run();
     }
 
+    /// Lets what was deferred for a moment, such as an interrupt, be done.
+    pub fn calm(&mut self) {
+        self.run();
+        self.advance(Duration::from_millis(10));
+    }
+
     /// Wake-ups of the loop while real time passes, with nothing done by the test.
     pub fn wakeups_in(&mut self, duration: Duration) -> u64 {
-        let end = Instant::now() + duration;
+        let (started, now) = (Instant::now(), self.now);
         let before: LoopCounters = self.poller.counters();
         let mut timeouts = 0;
         loop {
-            let left = end.saturating_duration_since(Instant::now());
+            self.now = now + started.elapsed();
+            let left = duration.saturating_sub(self.now - now);
             if left.is_zero() {
                 break;
             }
