@@ -37,7 +37,8 @@
 //! # Limits
 //!
 //! [`agent::Limits`]: sessions, execs, and the bytes that all output stores may take; each has a
-//! refusal of its own. Per exec the limits are the protocol's. The log is bounded.
+//! refusal of its own. Per exec the limits are the protocol's. The log is bounded. The kernel must
+//! be 5.14 or later: `cgroup.kill` is what makes a kill reach a whole leaf at once.
 //!
 //! # Modules
 //!

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use vmm_protocol::{CancelReason, Cause, ClientMessage, ClosedWhy, Policy, Stream, Winsize};
+use vmm_protocol::{
+    CancelReason, Cause, ClientMessage, ClosedWhy, ExecRequest, Policy, Stream, Winsize,
+};
 
 use crate::client::{Said, sh};
 use crate::fake::alive;
@@ -90,7 +92,7 @@ fn cancel_races_natural_exit_and_there_is_one_record_each_time() {
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();
     for round in 0..500u64 {
-        let id = client.exec(&vmm_protocol::ExecRequest::new(["/bin/true"]));
+        let id = client.exec(&ExecRequest::new(["/bin/true"]));
         if round % 2 == 0 {
             client.started(id);
         }
@@ -396,10 +398,38 @@ fn ev02_an_idle_agent_never_wakes_up() {
 }
 
 #[test]
+fn ev02_a_terminal_whose_shell_has_gone_settles() {
+    let sandbox = Sandbox::new();
+    let mut client = sandbox.connect();
+    let mut request = sh("trap '' HUP; setsid sleep 600 & exit 2");
+    request.tty = Some(Winsize {
+        rows: 24,
+        columns: 80,
+    });
+    request.stdin = true;
+    let outcome = client.run(&request);
+    assert_eq!(*outcome.cause(), Cause::Exited(2));
+    assert!(outcome.record().truncated && outcome.record().leaf_empty);
+    // And one that nobody holds.
+    let outcome = client.run(&ExecRequest {
+        tty: request.tty,
+        ..sh("echo gone; exit 1")
+    });
+    assert_eq!(
+        (outcome.text().as_str(), outcome.record().truncated),
+        ("gone\r\n", false)
+    );
+    sandbox.until_asleep();
+    let before = sandbox.wakeups();
+    assert!(client.quiet_for(Duration::from_millis(300)));
+    assert_eq!(sandbox.wakeups(), before);
+}
+
+#[test]
 fn a_thousand_execs_leave_memory_descriptors_and_children_where_they_were() {
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();
-    let request = vmm_protocol::ExecRequest::new(["/bin/true"]);
+    let request = ExecRequest::new(["/bin/true"]);
     for _ in 0..50 {
         client.run(&request);
     }
