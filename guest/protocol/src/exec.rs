@@ -97,6 +97,8 @@ pub struct Exec {
     limited: bool,
     /// Set once bytes were thrown away, for the limit or another reason; from then on all are.
     discarding: bool,
+    /// The drain deadline has passed: a stream that is still held is cut off.
+    cutting: bool,
     truncated: bool,
     kill: Option<Kill>,
     kill_sent: bool,
@@ -129,6 +131,7 @@ impl Exec {
             acknowledged: [0; 2],
             limited: false,
             discarding: false,
+            cutting: false,
             truncated: false,
             kill: None,
             kill_sent: false,
@@ -227,15 +230,16 @@ impl Exec {
     /// A read would block: something still holds the stream, and has written nothing more. The
     /// stream is closed now if nothing of the exec is left to write; the answer says so.
     pub fn would_block(&mut self, stream: Stream) -> bool {
-        if self.phase == Phase::Emptying
-            && (self.leaf_empty || self.uncontained)
-            && self.open[stream.index()]
-        {
+        let index = stream.index();
+        let nobody_left = self.leaf_empty || self.uncontained;
+        if self.phase == Phase::Emptying && self.open[index] && (nobody_left || self.cutting) {
             self.truncated = true;
-            self.open[stream.index()] = false;
-            self.settle();
+            if nobody_left {
+                self.open[index] = false;
+                self.settle();
+            }
         }
-        !self.open[stream.index()]
+        !self.open[index]
     }
 
     /// A stream has ended, or never was.
@@ -509,16 +513,13 @@ impl Exec {
         }
     }
 
-    /// The drain deadline passed with a stream still open.
+    /// The drain deadline passed with a stream still open. Whether something holds it, or only its
+    /// bytes have not been read yet, shows when it is read once more before the kill.
     fn cut_off(&mut self, now: u64) {
-        let waiting =
-            self.settings.output_limit.is_none() && !self.discarding && self.ring_room() == 0;
-        // A stream whose bytes found no room says nothing about who holds it; then the leaf tells.
-        if !waiting || !self.leaf_empty {
-            self.truncated = true;
-        }
-        self.kill_leaf(now);
+        self.cutting = true;
         self.phase = Phase::Emptying;
+        self.actions.push_back(Action::ReadOut);
+        self.kill_leaf(now);
         self.actions.push_back(Action::ReadOut);
         self.settle();
     }

@@ -172,6 +172,23 @@ fn ex09_background_holder_is_cut_off_at_the_drain_deadline() {
 }
 
 #[test]
+fn ex09_stream_that_was_only_read_late_is_not_truncated() {
+    for background in [false, true] {
+        let mut rig = Rig::new(settings(CAP, Policy::Kill));
+        rig.write(Stream::Stdout, b"all of it");
+        rig.held = [false; 2];
+        rig.exec.main_exited(MainEnd::Exited(0), 0);
+        if !background {
+            rig.exec.leaf_empty(); // else something lives on that holds neither stream
+        }
+        rig.tick(900_000_000);
+        assert_eq!(rig.cause(), Some(&Cause::Exited(0)));
+        assert_eq!(rig.forwarded(Stream::Stdout), b"all of it");
+        assert!(!rig.exec.record().unwrap().truncated);
+    }
+}
+
+#[test]
 fn ex09_holder_outside_the_leaf_does_not_keep_the_exec() {
     let mut rig = Rig::new(settings(CAP, Policy::Kill));
     rig.exec.main_exited(MainEnd::Exited(0), 0);
