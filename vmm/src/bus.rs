@@ -313,4 +313,42 @@ mod tests {
         bus.mmio_read(VIRTIO_MMIO + 0xffc, &mut data);
         assert_eq!(data, [0xfc; 4]);
     }
+
+    /// Counts events, whatever they say.
+    struct Counting(Arc<AtomicU64>);
+
+    impl tracing::Subscriber for Counting {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn enter(&self, _: &tracing::span::Id) {}
+
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    #[test]
+    fn ho07_log_is_bounded_at_volume() {
+        let (bus, ..) = bus();
+        let logged = Arc::new(AtomicU64::new(0));
+        tracing::subscriber::with_default(Counting(logged.clone()), || {
+            for _ in 0..100_000 {
+                bus.mmio_write(0xd000_0000, &[0; 4]);
+            }
+        });
+        assert_eq!(bus.unclaimed(), 100_000);
+        assert_eq!(logged.load(Ordering::Relaxed), LOGGED);
+    }
 }

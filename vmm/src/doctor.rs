@@ -86,7 +86,7 @@ impl Kvm {
     }
 }
 
-/// Finds out, within [`PATIENCE`].
+/// Finds out, within five seconds.
 #[must_use]
 pub fn kvm() -> Kvm {
     match kvm::open(Path::new(kvm::DEVICE)) {

@@ -182,21 +182,20 @@ impl Machine {
             return Err(Error::Cpus(config.cpus));
         }
 
+        // All that reads the user's files comes before the machine: destroying one takes the kernel tens of
+        // milliseconds, which an error has no use for.
         let memory = memory::create(config.memory)?;
-        let vm = kvm::create_vm(&kvm)?;
-        kvm::furnish(&vm, &memory)?;
-
         let kernel = kernel::load(&memory, kernel_file, &config.kernel)?;
         let initramfs = initramfs::load(&memory, archive, config.agent, kernel.end)?;
         let limit = kernel.header.map(|header| header.cmdline_size);
         cmdline::write(&memory, &config.cmdline, limit)?;
         params::write(&memory, kernel.header, initramfs)?;
         registers::write_tables(&memory)?;
-        memory.write_slice(
-            &acpi::build(config.cpus, usize::from(config.vsock.is_some())),
-            GuestAddress(ACPI),
-        )?;
+        let tables = acpi::build(config.cpus, usize::from(config.vsock.is_some()));
+        memory.write_slice(&tables, GuestAddress(ACPI))?;
 
+        let vm = kvm::create_vm(&kvm)?;
+        kvm::furnish(&vm, &memory)?;
         let serial = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::Descriptor)?;
         vm.register_irqfd(&serial, SERIAL_GSI)
             .map_err(call("KVM_IRQFD"))?;
