@@ -187,7 +187,7 @@ fn conclude(cases: &[Case], faults: &[String]) -> Result<()> {
         return Ok(());
     }
     Err(Error::Check(format!(
-        "cases: {} of {} faults:\n{}",
+        "{} faults in {} cases:\n{}",
         faults.len(),
         cases.len(),
         faults.join("\n")
