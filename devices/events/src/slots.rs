@@ -390,7 +390,9 @@ mod tests {
     proptest! {
         /// Whatever the order of operations, `armed` and the changes told to epoll agree.
         #[test]
-        fn ev03_changes_always_match_what_epoll_holds(ops in proptest::collection::vec(0u8..6, 1..200)) {
+        fn ev03_changes_always_match_what_epoll_holds(
+            ops in proptest::collection::vec(0u8..6, 1..200),
+        ) {
             let mut slots = Slots::new();
             let mut live: Vec<(Key, bool)> = Vec::new();
             for op in ops {

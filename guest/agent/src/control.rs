@@ -1,8 +1,8 @@
 //! The control connection: the agent's word with the monitor of its life.
 //!
 //! ```text
-//!          dial            writable       life told, ready         gone, or no answer in time
-//!   Down ---------> Dialing --------> Up ------------------> Up ------------------> Down, dial again
+//!          dial            writable       life told, ready         gone, or no answer
+//!   Down ---------> Dialing --------> Up ------------------> Up ----------------> Down, dial again
 //! ```
 //!
 //! A restored guest finds its connection cut by the transport reset, dials, and is told its new

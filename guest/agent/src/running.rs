@@ -36,6 +36,7 @@ pub(crate) struct Running<L: Leaf> {
     outputs: [Option<Source<OwnedFd>>; 2],
     stdin: Option<Source<OwnedFd>>,
     input: Stdin,
+    stdin_asked: bool,
     /// End-of-file characters still owed to a terminal.
     ends_owed: usize,
     line_open: bool,
@@ -75,6 +76,7 @@ impl<L: Leaf> Running<L> {
             outputs: [None, None],
             stdin: None,
             input: Stdin::new(),
+            stdin_asked: request.stdin,
             ends_owed: 0,
             line_open: false,
             terminal: None,
@@ -260,6 +262,9 @@ impl<L: Leaf> Running<L> {
         if self.stdin.is_none() {
             // Nothing reads: given back at once, or the client would wait for ever.
             self.credit += data.len() as u64;
+            if !self.stdin_asked {
+                self.state.stdin_closed(ClosedWhy::NotAsked);
+            }
             return;
         }
         self.input.push(data);

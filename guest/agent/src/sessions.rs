@@ -200,7 +200,6 @@ impl<P: Platform> Agent<'_, P> {
 
     /// Acts on every request that has come whole.
     fn act(&mut self, key: u64, connection: &mut Connection) {
-        // The execs that were touched settle once all is read, so that stdin bytes are lent.
         loop {
             let now = self.now();
             let request = match connection.session.next() {

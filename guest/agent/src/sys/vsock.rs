@@ -100,8 +100,8 @@ pub fn accept(listener: &OwnedFd) -> Result<(OwnedFd, Option<Address>), Errno> {
     Ok((socket, peer.as_ref().and_then(Address::from_any)))
 }
 
-/// Starts to connect to `to` from our `port`. The socket turns writable when it is decided, with the
-/// outcome as its error.
+/// Starts to connect to `to` from our `port`. The socket turns writable when it is decided, with
+/// the outcome as its error.
 ///
 /// # Errors
 /// [`Errno::ADDRINUSE`] when the source port is taken; what else the kernel says at once.

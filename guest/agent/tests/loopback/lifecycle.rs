@@ -260,6 +260,30 @@ fn st02_an_early_end_of_the_reader_is_an_event_and_no_error() {
 }
 
 #[test]
+fn st02_stdin_that_was_not_asked_for_is_said_to_be_closed() {
+    let sandbox = Sandbox::new();
+    let mut client = sandbox.connect();
+    let id = client.exec(&sh("cat; echo end; exec sleep 600"));
+    client.started(id);
+    assert_eq!(
+        client.next_of(id),
+        Some(Said::Output(Stream::Stdout, b"end\n".to_vec()))
+    );
+    client.send(id, &ClientMessage::Stdin(b"nobody asked"));
+    let mut said = [client.next_of(id).unwrap(), client.next_of(id).unwrap()];
+    said.sort_by_key(|said| matches!(said, Said::StdinClosed(_)));
+    assert_eq!(
+        said,
+        [
+            Said::StdinCredit(12),
+            Said::StdinClosed(ClosedWhy::NotAsked)
+        ]
+    );
+    client.cancel(id, 0);
+    client.finish(id);
+}
+
+#[test]
 fn st03_stdin_flows_under_credit_and_stdout_is_complete_after_its_end() {
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();
@@ -297,7 +321,8 @@ fn st04_a_terminal_has_its_size_from_the_start_and_hears_of_another() {
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();
     let mut request = sh(
-        "trap 'stty size; exit 6' WINCH; stty size; echo $TERM $HOME; tty; while :; do sleep 0.01; done",
+        "trap 'stty size; exit 6' WINCH; stty size; echo $TERM $HOME; tty; \
+         while :; do sleep 0.01; done",
     );
     request.tty = Some(Winsize {
         rows: 33,
