@@ -4,7 +4,11 @@
 //! guest costs nothing at start. Every access of ours goes through `vm_memory`, which checks bounds and
 //! uses volatile copies, because the guest may write the same bytes at the same time.
 
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::mmap::{FromRangesError, MmapRegionError};
+use vm_memory::{
+    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    MmapRegion,
+};
 
 use crate::layout::{GAP_END, GAP_START};
 
@@ -30,7 +34,7 @@ pub enum Error {
         size: u64,
         /// What the host said.
         #[source]
-        source: vm_memory::mmap::FromRangesError,
+        source: FromRangesError,
     },
 }
 
@@ -67,11 +71,38 @@ pub fn check(size: u64) -> Result<(), Error> {
 /// [`Error::Size`] as for [`check`], [`Error::Map`] when the host has no room.
 pub fn create(size: u64) -> Result<GuestMemoryMmap, Error> {
     check(size)?;
-    let ranges: Vec<(GuestAddress, usize)> = regions(size)
-        .into_iter()
-        .map(|(start, length)| (GuestAddress(start), length as usize))
-        .collect();
-    GuestMemoryMmap::from_ranges(&ranges).map_err(|source| Error::Map { size, source })
+    let map = |source| Error::Map { size, source };
+    let mut parts = Vec::new();
+    for (start, length) in regions(size) {
+        let region =
+            aligned(length as usize).map_err(|error| map(FromRangesError::MmapRegion(error)))?;
+        let region = GuestRegionMmap::new(region, GuestAddress(start))
+            .ok_or(map(FromRangesError::InvalidGuestRegion))?;
+        parts.push(region);
+    }
+    GuestMemoryMmap::from_regions(parts).map_err(|error| map(error.into()))
+}
+
+/// Size and alignment of x86's large pages.
+const HUGE: usize = 2 << 20;
+
+/// A mapping that starts at a multiple of [`HUGE`], if it can be had.
+///
+/// KVM maps a large page of the host's as one only where guest and host address have the same offset in it
+/// (Linux `arch/x86/kvm/mmu/mmu.c`, `disallow_lpage`); kernels before 6.7 align no anonymous mapping by themselves.
+/// The kernel allots addresses downwards, so a filler above moves the mapping to its place.
+fn aligned(length: usize) -> Result<MmapRegion, MmapRegionError> {
+    let mut fillers = Vec::new();
+    loop {
+        let region = MmapRegion::new(length)?;
+        let excess = region.as_ptr() as usize % HUGE;
+        // A filler may land in some other hole; a few of them fill those that there are.
+        if excess == 0 || fillers.len() == 4 {
+            return Ok(region);
+        }
+        drop(region);
+        fillers.push(MmapRegion::<()>::new(excess)?);
+    }
 }
 
 /// Bytes of RAM below the gap: what the kernel, the initramfs and all boot data must fit in.
@@ -98,6 +129,15 @@ mod tests {
             assert!(error.contains(&size.to_string()), "{error}");
         }
         create(MIN).unwrap();
+    }
+
+    #[test]
+    fn regions_start_at_large_pages() {
+        for size in [MIN, 128 << 20, 5 << 30] {
+            for region in create(size).unwrap().iter() {
+                assert_eq!(region.as_ptr() as usize % HUGE, 0, "{size:#x}");
+            }
+        }
     }
 
     #[test]
