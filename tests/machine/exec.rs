@@ -12,7 +12,7 @@ fn sh(script: &str) -> Ended {
 }
 
 fn run(flags: &[&str], script: &str) -> Ended {
-    Vmm::new("run")
+    Vmm::machine()
         .args(flags)
         .args(["--", "sh", "-c", script])
         .run()
@@ -29,8 +29,8 @@ fn streams_are_apart_and_the_status_is_the_workloads() {
 
 #[test]
 fn bytes_are_bytes_both_ways() {
-    let ended =
-        sh("i=0; while [ $i -lt 256 ]; do printf \"\\\\$(printf %03o $i)\"; i=$((i+1)); done");
+    let escapes: String = (0..=255).map(|byte: u8| format!("\\{byte:03o}")).collect();
+    let ended = sh(&format!("printf '{escapes}'"));
     assert_eq!(ended.status, 0, "{}", ended.stderr);
     assert_eq!(ended.stdout, (0..=255).collect::<Vec<u8>>());
 }
@@ -89,7 +89,7 @@ fn a_drained_excess_leaves_the_status_to_the_workload() {
 
 #[test]
 fn ex08_a_byte_without_newline_comes_at_once() {
-    let vmm = Vmm::new("run")
+    let vmm = Vmm::machine()
         .args(["--", "sh", "-c", "printf x; sleep 5"])
         .start();
     vmm.stdout.wait_for("x");
@@ -144,7 +144,7 @@ fn ex17_what_cannot_be_started_is_126_or_127_with_errno_and_stage() {
             &["ermission denied"],
         ),
     ] {
-        let ended = Vmm::new("run").args(flags).arg("--").args(argv).run();
+        let ended = Vmm::machine().args(flags).arg("--").args(argv).run();
         assert_eq!(ended.status, status, "{flags:?} {argv:?}: {}", ended.stderr);
         for word in words {
             assert!(
@@ -202,7 +202,7 @@ fn vs06_a_long_stream_is_intact() {
     const LAST: u32 = 4_000_000;
     let flags = ["--output-limit", "none"];
     let script = format!("seq 1 {LAST}");
-    let ended = Vmm::new("run")
+    let ended = Vmm::machine()
         .args(flags)
         .args(["--", "sh", "-c", &script])
         .patience(Duration::from_secs(200))

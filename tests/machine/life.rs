@@ -10,7 +10,7 @@ use vmm_tests::{Vmm, image};
 #[test]
 fn lc03_ctrl_c_ends_workload_and_guest_with_130() {
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
-        let vmm = Vmm::new("run")
+        let vmm = Vmm::machine()
             .args(["--", "sh", "-c", "echo up; sleep 1000"])
             .start();
         vmm.stdout.wait_for("up\n");
@@ -23,7 +23,7 @@ fn lc03_ctrl_c_ends_workload_and_guest_with_130() {
 #[test]
 fn lc03_a_second_ctrl_c_forces() {
     let script = "trap '' INT TERM; echo up; while :; do sleep 1; done";
-    let vmm = Vmm::new("run").args(["--", "sh", "-c", script]).start();
+    let vmm = Vmm::machine().args(["--", "sh", "-c", script]).start();
     vmm.stdout.wait_for("up\n");
     vmm.signal(Signal::INT);
     vmm.signal(Signal::INT);
@@ -32,7 +32,7 @@ fn lc03_a_second_ctrl_c_forces() {
 
 #[test]
 fn lc03_ctrl_c_while_the_guest_boots_is_130_too() {
-    let vmm = Vmm::new("run")
+    let vmm = Vmm::machine()
         .args(["--cmdline", "earlyprintk=ttyS0", "--", "true"])
         .start();
     vmm.signal(Signal::INT);
@@ -43,7 +43,7 @@ fn lc03_ctrl_c_while_the_guest_boots_is_130_too() {
 
 #[test]
 fn lc05_a_kernel_that_panics_is_told_with_the_consoles_last_lines() {
-    let ended = Vmm::new("run")
+    let ended = Vmm::machine()
         .args(["--cmdline", "rdinit=/missing root=/dev/none", "--", "true"])
         .run();
     assert_eq!(ended.status, 125);
@@ -90,7 +90,7 @@ fn trailer() -> Vec<u8> {
 /// Boots the image's own userland with `program` as init.
 fn own_init(program: &str) -> vmm_tests::Ended {
     let cmdline = format!("console=ttyS0 quiet rdinit={program}");
-    Vmm::new("run")
+    Vmm::machine()
         .args(["--no-agent", "--cmdline", &cmdline, "--kernel"])
         .args([image::elf()])
         .arg("--initramfs")

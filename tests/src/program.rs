@@ -29,6 +29,13 @@ impl Vmm {
         }
     }
 
+    /// `vmm run` of a stock guest, which may take its time to boot where processors are emulated.
+    pub fn machine() -> Self {
+        Self::new("run")
+            .args(["--ready-timeout", "240s"])
+            .patience(Duration::from_secs(300))
+    }
+
     /// The program itself.
     pub fn binary() -> &'static Path {
         binary_path()
