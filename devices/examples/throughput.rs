@@ -59,7 +59,7 @@ fn guest_to_host(rig: &mut Rig, total: usize) {
         }
     });
     let chunk = vec![7; MAX_PAYLOAD as usize];
-    let (mut sent, mut forwarded, mut window) = (0u64, 0u64, 1024 * 1024u64);
+    let (mut sent, mut forwarded, mut window) = (0u64, 0u64, 256 * 1024u64);
     while sent < total as u64 {
         let length = (window - (sent - forwarded)).min(chunk.len() as u64);
         if length > 0 {

@@ -73,8 +73,8 @@
 //!
 //! # Limits
 //!
-//! - Memory for what host sockets do not take: a connection's credit window, 1 MiB for the first
-//!   16 at once and 64 KiB for others, at most 1,024 connections ([`vsock::Limits`]). Nothing is
+//! - Memory for what host sockets do not take: a connection's credit window, 256 KiB for the first
+//!   64 at once and 64 KiB for others, at most 1,024 connections ([`vsock::Limits`]). Nothing is
 //!   held for what goes to the guest.
 //! - 256 clients at once that have not sent their `CONNECT` line, for 5 s each
 //!   ([`vsock::Deadlines`]).

@@ -145,20 +145,13 @@ impl Rig {
         self.run();
     }
 
-    /// Lets what was deferred for a moment, such as an interrupt, be done.
-    pub fn calm(&mut self) {
-        self.run();
-        self.advance(Duration::from_millis(10));
-    }
-
     /// Wake-ups of the loop while real time passes, with nothing done by the test.
     pub fn wakeups_in(&mut self, duration: Duration) -> u64 {
-        let (started, now) = (Instant::now(), self.now);
+        let end = Instant::now() + duration;
         let before: LoopCounters = self.poller.counters();
         let mut timeouts = 0;
         loop {
-            self.now = now + started.elapsed();
-            let left = duration.saturating_sub(self.now - now);
+            let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }

@@ -15,8 +15,6 @@
 
 use std::num::Wrapping;
 
-use super::header::MAX_PAYLOAD;
-
 /// The guest broke a rule of flow control; its connection is reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CreditError {
@@ -48,16 +46,12 @@ pub struct Credit {
     received: Wrapping<u32>,
     forwarded: Wrapping<u32>,
     told: Wrapping<u32>,
-    /// How much may be freed before the guest is told.
-    tell_at: u32,
 }
 
 impl Credit {
     /// A connection that has carried nothing, with `window` bytes of room for what the guest sends.
     #[must_use]
     pub fn new(window: u32) -> Self {
-        // Late, as each update is an interrupt, but while the guest can still send whole packets.
-        let spare = MAX_PAYLOAD.max(window / 4);
         Self {
             sent: Wrapping(0),
             peer_window: 0,
@@ -66,7 +60,6 @@ impl Credit {
             received: Wrapping(0),
             forwarded: Wrapping(0),
             told: Wrapping(0),
-            tell_at: window.saturating_sub(spare).max(window / 2),
         }
     }
 
@@ -111,11 +104,11 @@ impl Credit {
     }
 
     /// Counts data of the guest that has left our buffer. True if the guest should be told by a
-    /// packet of its own: much of the window has been freed since it last heard.
+    /// packet of its own: half of the window has been freed since it last heard.
     pub fn forwarded(&mut self, length: u32) -> bool {
         debug_assert!(length <= self.held());
         self.forwarded += length;
-        (self.forwarded - self.told).0 >= self.tell_at
+        (self.forwarded - self.told).0 >= self.window / 2
     }
 
     /// What the guest has sent and we still hold, in bytes.

@@ -79,9 +79,6 @@ pub struct VsockHost {
     /// Streams whose interest may have changed.
     pub(super) touched: Vec<Key>,
     pub(super) now: Instant,
-    /// When the guest must hear that its packets were taken, and how many it has not heard of.
-    pub(super) tx_due: Option<Instant>,
-    pub(super) tx_untold: usize,
     shared: Arc<Shared>,
     kicks: Vec<Kick>,
     /// Keeps the doorbells registered.
@@ -155,8 +152,6 @@ impl VsockHost {
             counters: Counters::default(),
             touched: Vec::new(),
             now: Instant::now(),
-            tx_due: None,
-            tx_untold: 0,
             shared,
             kicks,
             _bells: bells,
@@ -189,17 +184,12 @@ impl VsockHost {
         if self.more {
             return Some(Duration::ZERO);
         }
-        let until = |deadline: Option<Instant>| {
-            deadline.map(|deadline| deadline.saturating_duration_since(now))
-        };
-        [
-            until(self.clients.deadline()),
-            until(self.tx_due),
-            self.timers.timeout(now),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        let clients = self.clients.deadline();
+        let clients = clients.map(|deadline| deadline.saturating_duration_since(now));
+        [clients, self.timers.timeout(now)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Takes one event.
@@ -495,8 +485,6 @@ impl VsockHost {
             self.timers.cancel(timer);
         }
         self.control_connection = None;
-        self.tx_due = None;
-        self.tx_untold = 0;
         self.touched.clear();
         self.muxer.clear();
     }

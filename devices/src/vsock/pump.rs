@@ -6,7 +6,6 @@
 //! portion, if it wants to be.
 
 use std::os::fd::AsFd;
-use std::time::Duration;
 
 use rustix::io::Errno;
 use virtio_queue::{Queue, QueueT};
@@ -28,9 +27,6 @@ const TX_PORTION: usize = 128;
 const RX_PORTION: usize = 256;
 /// Portions before the loop looks at its events again.
 const ROUNDS: usize = 4;
-/// How long the guest may not know that its packets were taken. It costs it nothing but their memory, while
-/// each interrupt costs it three exits.
-const TX_INTERRUPT_DELAY: Duration = Duration::from_millis(10);
 /// The most that one stream gets before the next has its turn, in bytes.
 const MAX_BURST: u32 = 128 * 1024;
 
@@ -39,8 +35,8 @@ const MAX_BURST: u32 = 128 * 1024;
 struct Portion {
     /// There is more to do at once.
     more: bool,
-    /// How many buffers were used.
-    used: usize,
+    /// Buffers were used.
+    used: bool,
 }
 
 /// What has become of a stream's turn.
@@ -60,33 +56,18 @@ impl VsockHost {
         for _ in 0..ROUNDS {
             let tx = self.pump_tx(active)?;
             let rx = self.pump_rx(active)?;
-            self.interrupt(active, tx.used, rx.used)?;
+            let memory = &active.memory;
+            // Asked of both, as the question also starts the count for the next time.
+            let wanted_tx = tx.used && wants_interrupt(&mut active.tx, memory)?;
+            let wanted_rx = rx.used && wants_interrupt(&mut active.rx, memory)?;
+            if wanted_tx || wanted_rx {
+                active.interrupt.signal_used();
+            }
             if !tx.more && !rx.more {
                 return Ok(false);
             }
         }
         Ok(true)
-    }
-
-    /// Tells the guest of used buffers. It waits for what it receives, so of that it hears at once; that its
-    /// own packets were taken is worth an interrupt of its own only when they are many or it is late.
-    fn interrupt(&mut self, active: &mut Active, tx: usize, rx: usize) -> Result<(), QueueError> {
-        let memory = &active.memory;
-        if tx > 0 && wants_interrupt(&mut active.tx, memory)? {
-            self.tx_due.get_or_insert(self.now + TX_INTERRUPT_DELAY);
-        }
-        self.tx_untold += tx;
-        let tx_now = self.tx_due.is_some_and(|due| {
-            due <= self.now || self.tx_untold >= usize::from(active.tx.size()) / 4
-        });
-        let rx_now = rx > 0 && wants_interrupt(&mut active.rx, memory)?;
-        if rx_now || tx_now {
-            // The handler looks at all queues, whichever it was meant for.
-            active.interrupt.signal_used();
-            self.tx_due = None;
-            self.tx_untold = 0;
-        }
-        Ok(())
     }
 
     fn pump_tx(&mut self, active: &mut Active) -> Result<Portion, QueueError> {
@@ -100,7 +81,7 @@ impl VsockHost {
                     tx.disable_notification(memory)?;
                     continue;
                 }
-                let used = TX_PORTION - left;
+                let used = left < TX_PORTION;
                 return Ok(Portion { more: false, used });
             };
             left -= 1;
@@ -112,10 +93,8 @@ impl VsockHost {
             }
             tx.add_used(memory, head, 0)?;
         }
-        Ok(Portion {
-            more: true,
-            used: TX_PORTION,
-        })
+        let (more, used) = (true, true);
+        Ok(Portion { more, used })
     }
 
     fn on_packet(&mut self, header: &Header, payload: &mut Vec<VolatileSlice<'_>>, length: usize) {
@@ -218,6 +197,7 @@ impl VsockHost {
 
     fn rx_portion(&mut self, used: usize, more: bool) -> Portion {
         self.counters.rx_packets += used as u64;
+        let used = used > 0;
         Portion { more, used }
     }
 

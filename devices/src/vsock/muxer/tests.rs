@@ -155,7 +155,7 @@ fn vs09_credit_request_then_large_packet_is_answered_and_taken() {
     );
     let update = muxer.next_control().unwrap();
     assert_eq!(update.op, Op::CreditUpdate.to_wire());
-    assert_eq!((update.buf_alloc, update.fwd_cnt), (1024 * 1024, 0));
+    assert_eq!((update.buf_alloc, update.fwd_cnt), (256 * 1024, 0));
 }
 
 #[test]
@@ -274,16 +274,16 @@ fn connections_are_bounded_and_later_ones_get_a_small_window() {
     assert_eq!(
         windows
             .iter()
-            .filter(|window| **window == 1024 * 1024)
+            .filter(|window| **window == 256 * 1024)
             .count(),
-        16
+        64
     );
     assert_eq!(
         windows
             .iter()
             .filter(|window| **window == 64 * 1024)
             .count(),
-        1008
+        960
     );
 }
 
@@ -400,7 +400,7 @@ proptest! {
                 }
             }
             for (key, connection) in &muxer.connections {
-                prop_assert!(connection.held() <= 1024 * 1024);
+                prop_assert!(connection.held() <= 256 * 1024);
                 if connection.origin() == Origin::Host {
                     prop_assert!(muxer.host_ports.contains(&key.host_port));
                 }

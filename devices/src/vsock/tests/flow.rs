@@ -27,7 +27,6 @@ fn vs01_guest_without_buffers_host_writes_and_closes_loop_sleeps() {
         rig.run();
         rig.received();
     }
-    rig.calm();
     let message = noise(10_000);
     client.write_all(&message).unwrap();
     drop(client);
@@ -64,7 +63,6 @@ fn vs02_host_peer_dead_with_queued_data_ends_in_reset_without_spin() {
         rig.run();
     }
     rig.exchange();
-    rig.calm();
     assert_eq!(rig.wakeups_in(WHILE), 0, "a full socket is silent");
     drop(server);
     let end = ops(&rig.exchange());
@@ -72,7 +70,6 @@ fn vs02_host_peer_dead_with_queued_data_ends_in_reset_without_spin() {
     assert_eq!(rig.host.connections(), 0);
     assert_eq!(rig.host.buffered(), 0);
     assert_eq!(rig.poller.registered(), 4);
-    rig.calm();
     assert_eq!(rig.wakeups_in(WHILE), 0);
 }
 
@@ -118,7 +115,6 @@ fn vs05_event_without_handler_is_muted_and_heard_again_once_registered_anew() {
             crate::vsock::Token::Stream(key),
         )
         .unwrap();
-    rig.calm();
     ours.write_all(b"x").unwrap();
     let wakeups = rig.wakeups_in(WHILE);
     assert_eq!((wakeups, rig.poller.counters().muted), (2, 1));
@@ -178,7 +174,7 @@ fn vs06_a_gib_from_the_guest_arrives_intact() {
         move || check_stream(server, &pattern)
     });
     let (mut sent, mut forwarded) = (0usize, 0usize);
-    let mut window = 1024 * 1024;
+    let mut window = 256 * 1024;
     while sent < GIB {
         let length = (window - (sent - forwarded))
             .min(GIB - sent)
@@ -297,7 +293,6 @@ fn vs07_guest_ends_sending_the_reply_still_arrives() {
     }
     assert_eq!(asked, question.repeat(4));
     assert_eq!(server.read(&mut [0]).unwrap(), 0, "then the end");
-    rig.calm();
     assert_eq!(rig.wakeups_in(WHILE / 4), 0);
     rig.exchange();
     server.write_all(b"reply").unwrap();
@@ -308,7 +303,7 @@ fn vs07_guest_ends_sending_the_reply_still_arrives() {
     assert_eq!((*op, end.flags), (Op::Shutdown, BOTH));
     // The guest has understood.
     rig.send(with(header, Op::Reset, 0), &[]);
-    rig.calm();
+    rig.run();
     assert_eq!(rig.host.connections(), 0);
     assert_eq!(rig.host.timeout(rig.now), None);
 }
@@ -325,7 +320,6 @@ fn vs07_host_ends_sending_the_reply_still_arrives() {
     assert_eq!(data(&asked), b"question");
     assert_eq!(ops(&asked), [Op::ReadWrite, Op::Shutdown]);
     assert_eq!(asked[1].1.flags, SHUTDOWN_SEND);
-    rig.calm();
     assert_eq!(
         rig.wakeups_in(WHILE / 4),
         0,
@@ -352,7 +346,6 @@ fn vs07_guest_ends_receiving_the_host_is_told() {
     rig.send_data(header, b"wanted");
     rig.run();
     assert_eq!(read(&mut client), b"wanted");
-    rig.calm();
     assert_eq!(rig.wakeups_in(WHILE / 4), 0);
     drop(client);
     let end = rig.exchange();
@@ -437,7 +430,6 @@ fn vs09_window_of_the_guest_is_kept_shrunk_and_reopened() {
     let first = rig.exchange();
     assert_eq!(data(&first).len(), 10_000);
     assert_eq!(first.last().unwrap().0, Op::CreditRequest);
-    rig.calm();
     assert_eq!(
         rig.wakeups_in(WHILE / 4),
         0,
@@ -464,7 +456,7 @@ fn vs09_guest_beyond_our_window_is_reset_with_memory_bounded() {
     for _ in 0..100 {
         rig.send_data(header, &chunk);
         reset |= ops(&rig.exchange()).contains(&Op::Reset);
-        assert!(rig.host.buffered() <= 1024 * 1024);
+        assert!(rig.host.buffered() <= 256 * 1024);
         if reset {
             break;
         }
@@ -636,8 +628,7 @@ fn lc07_a_thousand_connections_that_nobody_reads_stay_within_their_windows() {
         rig.run();
     }
     assert_eq!(rig.host.connections(), 1000);
-    assert!(rig.host.buffered() <= 16 * 1024 * 1024 + 984 * 64 * 1024);
-    rig.calm();
+    assert!(rig.host.buffered() <= 64 * 256 * 1024 + 936 * 64 * 1024);
     assert_eq!(rig.wakeups_in(WHILE / 4), 0);
     drop(servers);
     while rig.host.connections() > 0 {
@@ -646,35 +637,4 @@ fn lc07_a_thousand_connections_that_nobody_reads_stay_within_their_windows() {
     }
     assert_eq!(rig.host.buffered(), 0);
     assert_eq!(rig.poller.registered(), 4);
-}
-
-#[test]
-fn taken_packets_are_told_late_or_when_many_or_with_other_news() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut rig = Rig::new(folder.path(), |_| ());
-    let (mut server, header) = dialled(&mut rig, 700, 5000);
-    rig.advance(Duration::from_secs(1));
-    let signals = |rig: &Rig| rig.driver.0.interrupt().signals();
-    let before = signals(&rig);
-    // Late.
-    rig.send_data(header, b"x");
-    rig.run();
-    assert_eq!(signals(&rig), before);
-    assert_eq!(rig.host.timeout(rig.now), Some(Duration::from_millis(10)));
-    rig.advance(Duration::from_millis(10));
-    assert_eq!(signals(&rig), before + 1);
-    assert_eq!(rig.host.timeout(rig.now), None);
-    // When many.
-    for _ in 0..64 {
-        rig.send_data(header, b"x");
-        rig.run();
-    }
-    assert_eq!(signals(&rig), before + 2);
-    // With other news.
-    rig.send_data(header, b"x");
-    rig.run();
-    server.write_all(b"y").unwrap();
-    assert_eq!(data(&rig.exchange()), b"y");
-    assert_eq!(signals(&rig), before + 3);
-    assert_eq!(rig.host.timeout(rig.now), None);
 }
