@@ -40,8 +40,11 @@ impl Kvm {
 /// What `vmm doctor --json` says of the host's KVM.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 pub struct Diagnosis {
-    /// `hardware`, `no-hardware`, `none` or `no-permission`.
+    /// `hardware`, `no-hardware`, `none`, `no-permission` or `unusable`.
     pub kvm: String,
+    /// The same in words.
+    #[serde(default)]
+    pub meaning: Option<String>,
     /// What mends it, where something does.
     #[serde(default)]
     pub remedy: Option<String>,
@@ -98,10 +101,8 @@ fn choose(wish: Wish, diagnosis: &Diagnosis) -> Result<Kvm> {
         // Hidden behind the nest, it would never be mended.
         (_, "no-permission") => refused("no permission to open /dev/kvm"),
         (Wish::Auto, "no-hardware" | "none") => Ok(Kvm::Nest),
-        (Wish::Host, state) => refused(state),
-        (Wish::Auto, state) => Err(Error::Invalid(format!(
-            "`vmm doctor` says {state:?} of the host's KVM, which is unknown here"
-        ))),
+        // Refused for auto too: what does not work is to be mended, as what is forbidden.
+        (_, state) => refused(diagnosis.meaning.as_deref().unwrap_or(state)),
     }
 }
 
@@ -112,6 +113,7 @@ mod tests {
     fn diagnosis(kvm: &str) -> Diagnosis {
         Diagnosis {
             kvm: kvm.into(),
+            meaning: Some("in words".into()),
             remedy: Some("usermod".into()),
         }
     }
@@ -150,6 +152,7 @@ mod tests {
         );
         assert!(choose(Wish::Host, &diagnosis("no-hardware")).is_err());
         assert!(choose(Wish::Host, &diagnosis("none")).is_err());
-        assert!(choose(Wish::Auto, &diagnosis("odd")).is_err());
+        let error = choose(Wish::Auto, &diagnosis("unusable")).unwrap_err();
+        assert!(error.to_string().contains("in words"), "{error}");
     }
 }
