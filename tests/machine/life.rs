@@ -143,6 +143,8 @@ fn lc04_no_dev_kvm_and_no_permission_are_told_with_their_remedies() {
     let (status, stderr) = elsewhere(&format!(
         "mount -t tmpfs none /dev; mknod -m 600 /dev/kvm c 10 232; mknod -m 666 /dev/null c 1 3
          mkdir -m 777 /dev/shm; export VMM_DIR=/dev/shm/state
+         cp $VMM /dev/shm/vmm; cp $KERNEL /dev/shm/kernel; cp $INITRAMFS /dev/shm/initramfs
+         chmod -R a+rX /dev/shm; VMM=/dev/shm/vmm KERNEL=/dev/shm/kernel INITRAMFS=/dev/shm/initramfs
          exec setpriv --reuid 65534 --regid 65534 --clear-groups {}",
         run.replace("--dir /dev/state", "")
     ));
