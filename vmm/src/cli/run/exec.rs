@@ -13,7 +13,7 @@ use vmm_client::{Control, Deadlines, Ended, GenerationTag};
 use vmm_devices::console::ConsoleLog;
 use vmm_devices::vsock::Fence;
 use vmm_events::{Answer, Interest, Poller, Source, Waker};
-use vmm_protocol::{CancelReason, Cause, ExecRequest, GenerationId};
+use vmm_protocol::{CancelReason, Cause, ExecRequest, GenerationId, StartStage};
 use vmm_snapshot::Generation;
 
 use super::output::Output;
@@ -64,6 +64,8 @@ struct Job {
     deadline: Option<Instant>,
     ready_timeout: Duration,
     signal: Option<i32>,
+    /// What a start may fail on, for the message: program and working directory.
+    asked: [String; 2],
     machine_end: Option<String>,
     down: Option<String>,
     // Last: its folder goes when nothing uses it any more.
@@ -143,6 +145,8 @@ pub fn run(
         .map_err(|source| Error::Host("a thread", source))?;
     let socket = life.vsock();
     let tag = GenerationTag::new(id, generation.nonce().bytes());
+    let program = request.argv.first().map_or(&[][..], Vec::as_slice);
+    let asked = [program, &request.cwd].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     let start: Start = Box::new(move || {
         let report = move |progress| {
             // The main thread outlives this one, or the process ends.
@@ -177,6 +181,7 @@ pub fn run(
         deadline: Some(Instant::now() + ready_timeout),
         ready_timeout,
         signal: None,
+        asked,
         machine_end: None,
         down: None,
         _life: life,
@@ -326,11 +331,19 @@ impl Job {
         match (&record.cause, self.signal) {
             (Cause::Exited(_) | Cause::Signaled(_), _) => {}
             (Cause::Cancelled(_), Some(number)) => return Ok(status::signaled(number)),
-            (Cause::StartFailed { stage, errno }, _) => say(&format!(
-                "vmm: the command did not start: {}: {}",
-                stage.name(),
-                std::io::Error::from_raw_os_error(*errno)
-            )),
+            (Cause::StartFailed { stage, errno }, _) => {
+                let [program, directory] = &self.asked;
+                let value = match stage {
+                    StartStage::Execute => format!(" {program}"),
+                    StartStage::Directory => format!(" {directory}"),
+                    _ => String::new(),
+                };
+                say(&format!(
+                    "vmm: the command did not start: {}{value}: {}",
+                    stage.name(),
+                    std::io::Error::from_raw_os_error(*errno)
+                ));
+            }
             (Cause::TimedOut, _) => say("vmm: the command was killed: its --timeout passed"),
             (Cause::OutputLimit, _) => {
                 say("vmm: the command was killed: it wrote more than its --output-limit")
