@@ -45,7 +45,12 @@ fn stream() -> Result<(), Box<dyn Error>> {
     fcntl_setfl(&socket, fcntl_getfl(&socket)? - OFlags::NONBLOCK)?;
     Command::new("/bin/sh")
         .args(["-c", &pipeline])
-        .stdout(Stdio::from(socket))
+        .stdout(Stdio::from(socket.try_clone()?))
         .status()?;
+    // Rebooting takes along what is still on its way: the host closes when it has all.
+    poll(
+        &mut [PollFd::new(&socket, PollFlags::IN | PollFlags::RDHUP)],
+        None,
+    )?;
     Ok(())
 }

@@ -361,7 +361,7 @@ fn theirs(plan: &Plan, program: &Path) -> Result<(f64, f64)> {
     drain(stream, plan.bytes, spawned)
 }
 
-/// Reads it all: milliseconds to the first byte, and MB/s from there to the last.
+/// Reads all that is expected, or less if it ends before: milliseconds to the first byte, and MB/s from there to the last.
 fn drain(
     mut source: impl Read + std::os::fd::AsFd,
     expected: u64,
@@ -378,8 +378,11 @@ fn drain(
     };
     let first = read()?;
     let mut count = first;
-    while let more @ 1.. = read()? {
-        count += more;
+    while count < expected {
+        match read()? {
+            0 => break,
+            more => count += more,
+        }
     }
     let elapsed = start.elapsed().as_secs_f64();
     if count != expected {
