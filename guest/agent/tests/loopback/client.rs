@@ -90,10 +90,15 @@ impl Client {
     }
 
     pub fn send(&mut self, id: u64, message: &ClientMessage<'_>) {
+        self.try_send(id, message).unwrap();
+    }
+
+    /// Sends to a session that the agent may be ending meanwhile.
+    pub fn try_send(&mut self, id: u64, message: &ClientMessage<'_>) -> std::io::Result<()> {
         self.sent += 1;
         let mut bytes = Vec::new();
         message.encode(id, self.sent, &mut bytes).unwrap();
-        self.stream.write_all(&bytes).unwrap();
+        self.stream.write_all(&bytes)
     }
 
     /// Sends a request under a new id, and does not wait.
