@@ -220,7 +220,7 @@ impl Client {
                 if let (Said::Output(stream, data), true) = (&said, self.crediting) {
                     let mut credit = [0; 2];
                     credit[stream.index()] = data.len() as u64;
-                    self.send_if_open(id, &ClientMessage::Credit(credit));
+                    let _ = self.try_send(id, &ClientMessage::Credit(credit));
                 }
                 return Some((id, said));
             }
@@ -231,13 +231,6 @@ impl Client {
                 Err(error) => panic!("session: {error}"),
             }
         }
-    }
-
-    fn send_if_open(&mut self, id: u64, message: &ClientMessage<'_>) {
-        self.sent += 1;
-        let mut bytes = Vec::new();
-        message.encode(id, self.sent, &mut bytes).unwrap();
-        let _ = self.stream.write_all(&bytes);
     }
 }
 
