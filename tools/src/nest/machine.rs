@@ -170,9 +170,7 @@ fn base(files: &Files, options: &Options) -> Command {
         "-smp",
         "1",
         "-cpu",
-        // Emulated, a string instruction costs by its steps: kernels that copy by bytes (ERMS, FSRM)
-        // do so at 60 MB/s, by words at several times that, as they do on every real processor.
-        "max,+svm,-vmx,-erms,-fsrm",
+        "max,+svm,-vmx",
         "-m",
         &options.memory.to_string(),
     ]);
