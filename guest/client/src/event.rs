@@ -1,5 +1,6 @@
 //! What an exec's handle gives.
 
+use crate::bytes::Bytes;
 use vmm_protocol::{ClosedWhy, Oom, Record, RefusedCode, Stream};
 
 /// Something that happened to an exec, in order.
@@ -19,7 +20,7 @@ pub enum Event {
         /// Where in it.
         offset: u64,
         /// The bytes.
-        data: Vec<u8>,
+        data: Bytes,
     },
     /// The cap was hit: these are the final lengths of stdout and stderr.
     Limit([u64; 2]),

@@ -46,6 +46,7 @@
 //! is not ready; requests of a session fail with [`SessionError`]. The protocol itself is in
 //! [`vmm_protocol`].
 
+mod bytes;
 mod connect;
 mod event;
 mod exec;
@@ -53,6 +54,7 @@ mod io;
 mod session;
 mod tag;
 
+pub use bytes::Bytes;
 pub use connect::{ConnectError, Connection, Deadlines, open};
 pub use event::{Ended, Event, Lost};
 pub use exec::{Collected, Control, Exec, Stdin};

@@ -99,7 +99,7 @@ fn events_come_in_order_and_end_once() {
     let output = |stream, data: &[u8]| Event::Output {
         stream,
         offset: 0,
-        data: data.to_vec(),
+        data: data.into(),
     };
     assert_eq!(exec.next(), Some(Event::Started { exec: 1, pid: 1 }));
     assert_eq!(exec.next(), Some(output(Stream::Stdout, b"out")));

@@ -9,6 +9,7 @@ use vmm_protocol::Stream;
 use vmm_protocol::session::{ClientSession, Event as Said};
 
 use super::SessionError;
+use crate::bytes::Shelf;
 use crate::event::{Ended, Event, Lost};
 
 /// Events of one exec above which output joins what is queued already, and notices end the session:
@@ -25,6 +26,8 @@ pub(crate) struct State {
     pings: BTreeMap<u64, bool>,
     lost: Option<String>,
     write_failed: bool,
+    /// Buffers for output, used again.
+    shelf: Arc<Shelf>,
 }
 
 /// What one exec has said and its handle has not yet taken.
@@ -48,6 +51,7 @@ impl State {
             pings: BTreeMap::new(),
             lost: None,
             write_failed: false,
+            shelf: Arc::default(),
         }
     }
 
@@ -199,7 +203,7 @@ impl State {
                     let wanted = self
                         .execs
                         .get_mut(&id)
-                        .is_some_and(|queue| queue.output(stream, offset, data));
+                        .is_some_and(|queue| queue.output(stream, offset, data, &self.shelf));
                     if !wanted {
                         self.machine.consumed(id, stream, count);
                     }
@@ -269,7 +273,7 @@ impl State {
 
 impl Queue {
     /// Queues output; `false` if nobody wants it.
-    fn output(&mut self, stream: Stream, offset: u64, data: &[u8]) -> bool {
+    fn output(&mut self, stream: Stream, offset: u64, data: &[u8], shelf: &Arc<Shelf>) -> bool {
         if self.abandoned {
             return false;
         }
@@ -286,7 +290,7 @@ impl Queue {
         self.events.push_back(Event::Output {
             stream,
             offset,
-            data: data.to_vec(),
+            data: shelf.copy(data),
         });
         self.changed.notify_all();
         true

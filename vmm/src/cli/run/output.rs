@@ -238,12 +238,12 @@ mod tests {
             Event::Output {
                 stream: Stream::Stdout,
                 offset: 0,
-                data: b"out".to_vec(),
+                data: b"out".to_vec().into(),
             },
             Event::Output {
                 stream: Stream::Stderr,
                 offset: 0,
-                data: b"err".to_vec(),
+                data: b"err".to_vec().into(),
             },
             Event::Ended(Ended::Exit(Box::new(record(Cause::Exited(7))))),
         ]
