@@ -3,12 +3,14 @@
 //!
 //! ```text
 //!   outside   builds, makes the peer's initramfs, starts one machine ──> inside (this program again)
-//!   inside    A  vmm run --output-limit none -- sh -c PIPELINE       ──> its stdout, a pipe
-//!             B  peer: bench-guest, PIPELINE into vsock              ──> its unix socket
+//!   inside    A  vmm run --output-limit none -- sh -c PROGRAM        ──> its stdout, a pipe
+//!             B  peer: bench-guest, PROGRAM | cat into vsock         ──> its unix socket
+//!             C  vmm run --output-limit none -- sh -c 'PROGRAM | cat'
 //! ```
 //!
-//! Both start guests of the same kernel, userland and memory. Timed are the first byte from the spawn on, and the
-//! bytes from the first to the last.
+//! All start guests of the same kernel, userland and memory. Timed are the first byte from the spawn on, and the
+//! bytes from the first to the last. A and B are compared: in both the program writes to a pipe, and what reads that
+//! pipe, the agent there and `cat` here, writes to vsock. C has one pipe more than B, and is shown beside them.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -69,10 +71,10 @@ struct Plan {
     peer: Option<PathBuf>,
     rounds: u32,
     bytes: u64,
-    pipeline: String,
+    program: String,
 }
 
-/// One program's rounds.
+/// One contestant's rounds.
 #[derive(Default, serde::Serialize, serde::Deserialize)]
 struct Series {
     /// Spawn to the first byte.
@@ -91,6 +93,7 @@ impl Series {
 #[derive(Default, serde::Serialize, serde::Deserialize)]
 struct Samples {
     vmm: Series,
+    vmm_pipeline: Series,
     peer: Series,
 }
 
@@ -100,12 +103,14 @@ struct Report {
     circumstances: Circumstances,
     machine: &'static str,
     peer: Option<String>,
-    pipeline: String,
+    program: String,
     samples: Samples,
     /// Of our time to the first byte to the peer's.
     first: Option<Ratio>,
     /// Of the peer's throughput to ours: its inverse is how many times as fast we are.
     throughput: Option<Ratio>,
+    /// The same with one pipe more on our side than on the peer's.
+    pipeline: Option<Ratio>,
 }
 
 /// Measures, prints, keeps and judges.
@@ -116,15 +121,15 @@ pub fn run(place: &Place, arguments: Arguments) -> Result<()> {
     let parts = Parts::ready(place, arguments.kvm)?;
     let folder = place.target.join("bench");
     std::fs::create_dir_all(&folder).naming(|| format!("create {}", folder.display()))?;
-    let pipeline = format!(
-        "dd if=/dev/zero bs=64k count={} 2>/dev/null | cat",
+    let program = format!(
+        "dd if=/dev/zero bs=64k count={} 2>/dev/null",
         arguments.mib * 16
     );
     let initramfs = parts.image.folder.join("initramfs.cpio");
     let peer_initramfs = folder.join("stream-initramfs.cpio");
     if arguments.peer.is_some() {
         let guest = build_static(place, "bench-guest", "bench-guest")?;
-        let archive = peer_archive(&read(&initramfs)?, &read(&guest)?, &pipeline);
+        let archive = peer_archive(&read(&initramfs)?, &read(&guest)?, &piped(&program));
         write_whole(&peer_initramfs, &archive)?;
     }
     let plan = Plan {
@@ -134,7 +139,7 @@ pub fn run(place: &Place, arguments: Arguments) -> Result<()> {
         peer: arguments.peer.clone(),
         rounds: arguments.rounds,
         bytes: u64::from(arguments.mib) << 20,
-        pipeline: pipeline.clone(),
+        program: program.clone(),
     };
     let samples = measure(place, &parts, &plan, &folder.join("stream-plan.json"))?;
     let beside = |ours: &[f64], theirs: &[f64]| {
@@ -145,9 +150,10 @@ pub fn run(place: &Place, arguments: Arguments) -> Result<()> {
         circumstances: Circumstances::now(place, &parts.vmm),
         machine: parts.kvm.name(),
         peer: arguments.peer.as_deref().map(report::version),
-        pipeline,
+        program,
         first: beside(&samples.vmm.first_ms, &samples.peer.first_ms),
         throughput: beside(&samples.peer.mb_s, &samples.vmm.mb_s),
+        pipeline: beside(&samples.peer.mb_s, &samples.vmm_pipeline.mb_s),
         samples,
     };
     let path = report::keep(place, "stream", report.circumstances.time, &report)?;
@@ -171,7 +177,11 @@ pub fn run(place: &Place, arguments: Arguments) -> Result<()> {
 
 fn tell(report: &Report) -> Result<()> {
     let samples = &report.samples;
-    for (name, series) in [("vmm", &samples.vmm), ("peer", &samples.peer)] {
+    for (name, series) in [
+        ("vmm", &samples.vmm),
+        ("vmm, | cat", &samples.vmm_pipeline),
+        ("peer, | cat", &samples.peer),
+    ] {
         if series.mb_s.is_empty() {
             continue;
         }
@@ -192,6 +202,12 @@ fn tell(report: &Report) -> Result<()> {
             1.0 / throughput.median,
             1.0 / throughput.upper_95,
             report.machine
+        ))?;
+    }
+    if let Some(pipeline) = &report.pipeline {
+        say::data(format!(
+            "{:.2} times with one pipe more here than there",
+            1.0 / pipeline.median
         ))?;
     }
     Ok(())
@@ -284,15 +300,22 @@ fn inside(path: &Path) -> Result<()> {
         .map_err(|error| Error::malformed(path, error.to_string()))?;
     let mut samples = Samples::default();
     for _ in 0..plan.rounds {
-        samples.vmm.push(ours(&plan)?);
+        samples.vmm.push(ours(&plan, &plan.program)?);
         if let Some(program) = &plan.peer {
             samples.peer.push(theirs(&plan, program)?);
         }
+        let piped = piped(&plan.program);
+        samples.vmm_pipeline.push(ours(&plan, &piped)?);
     }
     say::data(json!(samples))
 }
 
-fn ours(plan: &Plan) -> Result<(f64, f64)> {
+/// The program with a pipe of its own behind it.
+fn piped(program: &str) -> String {
+    format!("{program} | cat")
+}
+
+fn ours(plan: &Plan, script: &str) -> Result<(f64, f64)> {
     let mut command = Command::new(&plan.vmm);
     command
         .args([
@@ -304,7 +327,7 @@ fn ours(plan: &Plan) -> Result<(f64, f64)> {
             "--",
             "sh",
             "-c",
-            &plan.pipeline,
+            script,
         ])
         .stdin(Stdio::null())
         .stdout(Stdio::piped());

@@ -2,12 +2,14 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use serde_json::{Value, json};
 use vmm_client::{Ended, Event};
 use vmm_protocol::{Cause, Record, Stream};
 
+/// Bytes that a pipe on stdout should hold.
+const PIPE: usize = 256 << 10;
 /// Version of the JSON lines, in the first of them.
 const SCHEMA: u32 = 1;
 
@@ -27,6 +29,7 @@ impl Output {
     pub fn of_process(json: bool) -> io::Result<Self> {
         let stdout = io::stdout().as_fd().try_clone_to_owned()?;
         let stderr = io::stderr().as_fd().try_clone_to_owned()?;
+        enlarge(&stdout);
         Ok(Self {
             stdout: stdout.into(),
             stderr: stderr.into(),
@@ -69,6 +72,14 @@ impl Output {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Gives a pipe room for several frames: who reads it is then woken less often. Anything else has no such size, and a
+/// pipe that cannot grow works as well.
+fn enlarge(stdout: &OwnedFd) {
+    if rustix::pipe::fcntl_getpipe_size(stdout).is_ok_and(|size| size < PIPE) {
+        let _ = rustix::pipe::fcntl_setpipe_size(stdout, PIPE);
     }
 }
 
