@@ -387,25 +387,9 @@ impl<'a, P: Platform> Agent<'a, P> {
     }
 
     /// A session has ended. Its execs go on until it is known that their client is lost.
-    pub(crate) fn session_lost(&mut self, mut connection: Connection, key: u64) {
-        rearm(
-            &mut self.timers,
-            &mut connection.timer,
-            None,
-            self.epoch,
-            Due::Session(key),
-        );
-        for number in connection.ids.values().copied() {
-            let Some(exec) = self.execs.get_mut(&number) else {
-                continue;
-            };
-            exec.owner = None;
-            if exec.ended {
-                self.forget(number);
-            } else {
-                self.lost.push(number);
-            }
-        }
+    pub(crate) fn session_lost(&mut self, connection: Connection, key: u64) {
+        let orphans = self.disown(key, connection);
+        self.lost.extend(orphans);
         if !self.lost.is_empty() {
             let now = self.now();
             if let Err(gone) = self.link.confirm(now) {
@@ -498,7 +482,8 @@ impl<'a, P: Platform> Agent<'a, P> {
                 self.settle(number);
             }
             for (key, connection) in std::mem::take(&mut self.connections) {
-                self.end_stale(key, connection);
+                // Workloads of the older life live on, with nobody who waits for them.
+                self.disown(key, connection);
             }
             self.life = None;
             self.platform.apply(&life)?;
@@ -523,7 +508,8 @@ impl<'a, P: Platform> Agent<'a, P> {
         Ok(())
     }
 
-    fn end_stale(&mut self, key: u64, mut connection: Connection) {
+    /// Closes a session; execs that had ended go with it, and the numbers of those that run on come back.
+    fn disown(&mut self, key: u64, mut connection: Connection) -> Vec<u64> {
         rearm(
             &mut self.timers,
             &mut connection.timer,
@@ -531,6 +517,7 @@ impl<'a, P: Platform> Agent<'a, P> {
             self.epoch,
             Due::Session(key),
         );
+        let mut running = Vec::new();
         for number in connection.ids.values().copied() {
             let Some(exec) = self.execs.get_mut(&number) else {
                 continue;
@@ -538,8 +525,11 @@ impl<'a, P: Platform> Agent<'a, P> {
             exec.owner = None;
             if exec.ended {
                 self.forget(number);
+            } else {
+                running.push(number);
             }
         }
+        running
     }
 
     /// The life is still the same: what was lost before that was asked is lost indeed.
