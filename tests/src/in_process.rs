@@ -60,6 +60,7 @@ impl InProcess {
             config.vsock = Some(Vsock {
                 socket,
                 fence,
+                host_ports: Default::default(),
                 agent: None,
             });
         })

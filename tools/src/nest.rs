@@ -31,6 +31,10 @@ use crate::say;
 
 /// The longest time without a message. Init beats every two seconds; the rest is for a host under load.
 const SILENCE: Duration = Duration::from_secs(60);
+/// After which a silent nest is poked. QEMU's emulation of SVM has been seen to leave its processor halted with a timer
+/// interrupt pending (7.2: `HLT=1`, the vector in the local APIC's IRR, interrupts enabled); any other interrupt
+/// wakes it, and a message to its control port is one. Two beats and a half.
+const POKE: Duration = Duration::from_secs(5);
 
 /// The longest time from QEMU's start to init's first message; 4 to 8 s on an idle host.
 const BOOT: Duration = Duration::from_secs(120);
@@ -202,8 +206,23 @@ fn watch(
     let _sizes = options
         .terminal
         .map(|size| relay::follow_size(control.try_clone(), size));
+    let mut pokes = 0;
     loop {
-        match next(&mut control, SILENCE, deadline) {
+        let message = next(&mut control, POKE, deadline);
+        if let Err(End::Silent) = message
+            && pokes < SILENCE.as_secs() / POKE.as_secs()
+        {
+            pokes += 1;
+            // One that is gone is found by the next read.
+            let _ = wire::write_chunk(&mut control, &ToNest::Poke.encode());
+            continue;
+        }
+        if message.is_ok() && std::mem::take(&mut pokes) > 0 {
+            say::step(
+                "the nest had halted with an interrupt pending, a fault of its emulator; it was woken",
+            );
+        }
+        match message {
             Ok(ToHost::Up | ToHost::Beat) => {
                 if sinks.broken() {
                     // What a shell reports for a program that writes to a closed pipe.

@@ -131,6 +131,15 @@ impl Control {
         }
     }
 
+    /// Asks the agent to switch off. Without an agent to ask, whoever wanted it has a deadline.
+    pub(crate) fn power_off(&mut self, now: Instant) {
+        if let Some(link) = &mut self.link
+            && link.machine.power_off().is_ok()
+        {
+            self.dispatch(Readiness::default(), now);
+        }
+    }
+
     /// Serves the connection.
     pub(crate) fn dispatch(&mut self, readiness: Readiness, now: Instant) -> Answer {
         let Some(mut link) = self.link.take() else {

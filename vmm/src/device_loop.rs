@@ -14,7 +14,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::bus::SharedDevice;
 use crate::control::{Control, Slot};
-use crate::exits::{ExitReason, Outcome, lock};
+use crate::exits::{ExitReason, Metrics, Outcome, lock};
 use crate::kvm::call;
 use crate::layout::{virtio_gsi, virtio_mmio};
 use crate::machine::{Error, Vsock};
@@ -27,6 +27,8 @@ const VSOCK: usize = 0;
 enum Token {
     /// The machine has ended.
     End,
+    /// The owner asks for something.
+    Bell,
     Vsock(vsock::Token),
     Control,
 }
@@ -41,19 +43,20 @@ pub(crate) struct DeviceLoop {
     poller: Poller<Token>,
     vsock: Option<VsockHost>,
     control: Option<(Control, Slot)>,
-    _end: Source<Waker>,
+    _wakers: [Source<Waker>; 2],
 }
 
 impl DeviceLoop {
-    /// A loop that `end` ends.
-    pub(crate) fn new(end: Waker) -> Result<Self, Error> {
+    /// A loop that the machine's end ends.
+    pub(crate) fn new(outcome: &Outcome) -> Result<Self, Error> {
         let poller = Poller::new()?;
-        let end = poller.register(end, Interest::READ, Token::End)?;
+        let end = poller.register(outcome.waker().clone(), Interest::READ, Token::End)?;
+        let bell = poller.register(outcome.bell().clone(), Interest::READ, Token::Bell)?;
         Ok(Self {
             poller,
             vsock: None,
             control: None,
-            _end: end,
+            _wakers: [end, bell],
         })
     }
 
@@ -66,6 +69,7 @@ impl DeviceLoop {
     ) -> Result<SharedDevice, Error> {
         let ready = Arc::new(AtomicBool::new(false));
         let mut device = VsockConfig::new(config.socket, config.fence);
+        device.guest_ports = config.host_ports;
         device.agent_ready = ready.clone();
         device.agent_port = AGENT_PORT;
         device.control_port = CONTROL_PORT;
@@ -93,6 +97,15 @@ impl DeviceLoop {
         ))))
     }
 
+    fn metrics(&self) -> Metrics {
+        let vsock = self.vsock.as_ref();
+        Metrics {
+            events: self.poller.counters(),
+            vsock: vsock.map(VsockHost::counters).unwrap_or_default(),
+            connections: vsock.map_or(0, VsockHost::connections),
+        }
+    }
+
     /// Serves the devices until the machine ends.
     pub(crate) fn run(&mut self, outcome: &Outcome) -> Result<ExitReason, Error> {
         loop {
@@ -103,6 +116,7 @@ impl DeviceLoop {
                 .as_ref()
                 .and_then(|(control, _)| control.timeout(now));
             let timeout = [vsock, control].into_iter().flatten().min();
+            outcome.publish(self.metrics());
             self.poller.wait(timeout)?;
             let now = Instant::now();
             while let Some(event) = self.poller.next_event() {
@@ -111,6 +125,14 @@ impl DeviceLoop {
                         Some(reason) => return Ok(reason),
                         None => Answer::Unhandled,
                     },
+                    Token::Bell => {
+                        if outcome.take_power_off()
+                            && let Some((control, _)) = &mut self.control
+                        {
+                            control.power_off(now);
+                        }
+                        Answer::Handled
+                    }
                     Token::Vsock(token) => self.vsock.as_mut().map_or(Answer::Unhandled, |vsock| {
                         vsock.dispatch(token, event.readiness, now)
                     }),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vmm_events::Waker;
 
@@ -37,18 +38,60 @@ impl fmt::Display for ExitReason {
     }
 }
 
-/// Keeps the first reason and wakes the device loop with it.
+/// What the device loop has done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Metrics {
+    /// Of its event loop.
+    pub events: vmm_events::Counters,
+    /// Of the vsock device.
+    pub vsock: vmm_devices::vsock::Counters,
+    /// Connections through it, those that only flush their last bytes included.
+    pub connections: usize,
+}
+
+/// Keeps the first reason and wakes the device loop with it; and what else the two sides tell each other.
 pub(crate) struct Outcome {
     reason: Mutex<Option<ExitReason>>,
     waker: Waker,
+    power_off: AtomicBool,
+    /// Wakes the loop to look at `power_off`.
+    bell: Waker,
+    metrics: Mutex<Metrics>,
 }
 
 impl Outcome {
-    pub(crate) fn new(waker: Waker) -> Self {
+    pub(crate) fn new(waker: Waker, bell: Waker) -> Self {
         Self {
             reason: Mutex::new(None),
             waker,
+            power_off: AtomicBool::new(false),
+            bell,
+            metrics: Mutex::default(),
         }
+    }
+
+    /// Has the device loop ask the agent to switch off.
+    pub(crate) fn ask_power_off(&self) {
+        self.power_off.store(true, Ordering::Release);
+        self.bell.wake();
+    }
+
+    /// True once after each request.
+    pub(crate) fn take_power_off(&self) -> bool {
+        self.bell.drain();
+        self.power_off.swap(false, Ordering::AcqRel)
+    }
+
+    pub(crate) fn bell(&self) -> &Waker {
+        &self.bell
+    }
+
+    pub(crate) fn publish(&self, metrics: Metrics) {
+        *lock(&self.metrics) = metrics;
+    }
+
+    pub(crate) fn metrics(&self) -> Metrics {
+        *lock(&self.metrics)
     }
 
     /// Records `reason` unless there is one already; whoever ends the machine first has said why.
@@ -79,7 +122,7 @@ mod tests {
 
     #[test]
     fn first_reason_is_kept() {
-        let outcome = Outcome::new(Waker::new().unwrap());
+        let outcome = Outcome::new(Waker::new().unwrap(), Waker::new().unwrap());
         assert_eq!(outcome.reason(), None);
         outcome.end(ExitReason::Reset);
         outcome.end(ExitReason::Stopped);

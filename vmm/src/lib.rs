@@ -44,11 +44,12 @@
 //!
 //! Machine: [`machine`] (build and run), [`memory`], [`layout`], [`boot`], [`acpi`], [`kvm`], [`cpuid`], [`msr`],
 //! [`bus`] (who owns which address), [`exits`] (how it ended), [`console`], [`control`] (the agent's connection).
-//! Command: [`cli`], [`image`], [`agent`], [`state`], [`doctor`]. Errors are an enum a module, gathered in
+//! Command: [`cli`], [`image`], [`agent`], [`sandbox`], [`supervisor`], [`api`], [`doctor`]. Errors are an enum a module, gathered in
 //! [`machine::Error`]; nothing that a guest does is an error of the monitor's, but the machine's [`exits::ExitReason`].
 
 pub mod acpi;
 pub mod agent;
+pub mod api;
 pub mod boot;
 pub mod bus;
 pub mod cli;
@@ -64,5 +65,6 @@ pub mod layout;
 pub mod machine;
 pub mod memory;
 pub mod msr;
-pub mod state;
+pub mod sandbox;
+pub mod supervisor;
 mod vcpu;

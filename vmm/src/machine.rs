@@ -1,5 +1,6 @@
 //! A whole machine: built from its configuration, run on the caller's thread until it ends.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::bus::{Bus, Console};
 use crate::control::{Identity, Notices};
 use crate::cpuid::{self, Topology};
 use crate::device_loop::DeviceLoop;
-use crate::exits::{ExitReason, Outcome};
+use crate::exits::{ExitReason, Metrics, Outcome};
 use crate::kvm::{self, Capabilities, call};
 use crate::layout::{ACPI, SERIAL_GSI};
 use crate::vcpu::{Running, Vcpu};
@@ -67,6 +68,8 @@ pub struct Vsock {
     pub socket: PathBuf,
     /// How clients name this life.
     pub fence: Fence,
+    /// Where connections of the guest go, by port, other than to a socket beside ours.
+    pub host_ports: BTreeMap<u32, PathBuf>,
     /// The guest's agent, if one is expected: who it is told to be, and who is told of it.
     pub agent: Option<(Identity, Notices)>,
 }
@@ -122,7 +125,7 @@ impl Handle {
     /// [`Error::Events`] when no descriptor is left.
     pub fn new() -> Result<Self, Error> {
         Ok(Self {
-            outcome: Arc::new(Outcome::new(Waker::new()?)),
+            outcome: Arc::new(Outcome::new(Waker::new()?, Waker::new()?)),
         })
     }
 
@@ -130,6 +133,17 @@ impl Handle {
     /// guest has ended it first.
     pub fn stop(&self) {
         self.outcome.end(ExitReason::Stopped);
+    }
+
+    /// Asks the guest's agent to switch the machine off. Nothing happens if there is no agent: give it a deadline.
+    pub fn power_off(&self) {
+        self.outcome.ask_power_off();
+    }
+
+    /// What the device loop had done when it last went to sleep.
+    #[must_use]
+    pub fn metrics(&self) -> Metrics {
+        self.outcome.metrics()
     }
 
     /// Becomes readable, and stays so, when the machine ends.
@@ -245,7 +259,7 @@ impl Machine {
             memory,
         } = self;
         let Handle { outcome } = handle;
-        let mut devices = DeviceLoop::new(outcome.waker().clone())?;
+        let mut devices = DeviceLoop::new(&outcome)?;
         if let Some(vsock) = vsock {
             bus.attach(vec![devices.add_vsock(vsock, &vm, &memory)?]);
         }

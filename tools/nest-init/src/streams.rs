@@ -19,14 +19,28 @@ use crate::{Fault, Naming};
 pub const TERMINAL_CHILD: &str = "terminal-child";
 
 /// Starts the job, moves its bytes, reaps, and says how it ended.
-pub fn run(job: &Job, ports: &Ports, inbox: &mut File) -> Result<ToHost, Fault> {
+pub fn run(job: &Job, ports: &Ports, inbox: &File) -> Result<ToHost, Fault> {
     match job.terminal {
         Some(size) => with_terminal(job, size, ports, inbox),
-        None => with_pipes(job, ports),
+        None => with_pipes(job, ports, inbox),
     }
 }
 
-fn with_pipes(job: &Job, ports: &Ports) -> Result<ToHost, Fault> {
+/// Reads what the host says while the command runs, and hands on new sizes of its terminal.
+fn listen(inbox: &File, mut resized: impl FnMut(Size) + Send + 'static) -> Result<(), Fault> {
+    let mut inbox = inbox.try_clone().naming("clone control port")?;
+    std::thread::spawn(move || {
+        while let Ok(message) = crate::receive(&mut inbox) {
+            if let ToNest::Resize(size) = message {
+                resized(size);
+            }
+        }
+    });
+    Ok(())
+}
+
+fn with_pipes(job: &Job, ports: &Ports, inbox: &File) -> Result<ToHost, Fault> {
+    listen(inbox, |_| ())?;
     let mut command = crate::command(job);
     command
         .stdin(Stdio::piped())
@@ -61,7 +75,7 @@ fn with_pipes(job: &Job, ports: &Ports) -> Result<ToHost, Fault> {
     })
 }
 
-fn with_terminal(job: &Job, size: Size, ports: &Ports, inbox: &mut File) -> Result<ToHost, Fault> {
+fn with_terminal(job: &Job, size: Size, ports: &Ports, inbox: &File) -> Result<ToHost, Fault> {
     let main = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).naming("open a terminal")?;
     grantpt(&main).naming("grant the terminal")?;
     unlockpt(&main).naming("unlock the terminal")?;
@@ -95,12 +109,9 @@ fn with_terminal(job: &Job, size: Size, ports: &Ports, inbox: &mut File) -> Resu
         main.try_clone().naming("clone the terminal")?,
     );
     let sized = main.try_clone().naming("clone the terminal")?;
-    let mut inbox = inbox.try_clone().naming("clone control port")?;
-    std::thread::spawn(move || {
-        while let Ok(ToNest::Resize(size)) = crate::receive(&mut inbox) {
-            let _ = resize(&sized, size);
-        }
-    });
+    listen(inbox, move |size| {
+        let _ = resize(&sized, size);
+    })?;
     std::thread::scope(|scope| {
         let out = scope.spawn(|| drain(main, &ports.stdout));
         let status = reap_until(child.id())?;

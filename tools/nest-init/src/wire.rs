@@ -79,6 +79,8 @@ pub enum ToNest {
     Job(Job),
     /// The terminal has a new size.
     Resize(Size),
+    /// Nothing but the interrupt that it comes with, which wakes a nest that has missed another one.
+    Poke,
 }
 
 /// A message to the host.
@@ -132,6 +134,7 @@ impl ToNest {
                 put_size(&mut out, *size);
                 out
             }
+            Self::Poke => vec![3],
         }
     }
 
@@ -147,6 +150,7 @@ impl ToNest {
                 terminal: Some(fields.size()?).filter(|size| size.rows != 0),
             }),
             2 => Self::Resize(fields.size()?),
+            3 => Self::Poke,
             _ => return Err(malformed("unknown message")),
         };
         fields.end(message)
@@ -282,6 +286,7 @@ mod tests {
                 terminal: None,
                 ..job()
             }),
+            ToNest::Poke,
             ToNest::Resize(Size {
                 rows: 1,
                 columns: 2,

@@ -165,12 +165,13 @@ fn base(files: &Files, options: &Options) -> Command {
         "-accel",
         "tcg",
     ]);
-    // One processor: with two, three of seven nests hung.
+    // One processor: with two, three of seven nests hung. Without ERMS, as QEMU emulates `rep movsb` a byte at a time,
+    // and kernels that see the flag copy everything by it.
     machine.args([
         "-smp",
         "1",
         "-cpu",
-        "max,+svm,-vmx",
+        "max,+svm,-vmx,-erms,-fsrm",
         "-m",
         &options.memory.to_string(),
     ]);

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{chain, say, status};
 use crate::image::Image;
-use crate::{agent, doctor, state};
+use crate::{agent, doctor};
 
 /// Flags of `vmm doctor`.
 #[derive(Debug, Args)]
@@ -61,7 +61,7 @@ fn text(kvm: &doctor::Kvm, image: &Found) -> String {
         Err(error) => lines.push(format!("image  none: {}", chain(error))),
     }
     lines.push(format!("agent  built in, {} bytes", agent::PROGRAM.len()));
-    lines.push(format!("state  {}", state::root(None).display()));
+    lines.push(format!("state  {}", crate::sandbox::root(None).display()));
     lines.join("\n")
 }
 
@@ -79,7 +79,7 @@ fn json(kvm: &doctor::Kvm, image: &Found) -> String {
         "remedy": kvm.remedy(),
         "image": image,
         "agent_bytes": agent::PROGRAM.len(),
-        "state_root": state::root(None),
+        "state_root": crate::sandbox::root(None),
     })
     .to_string()
 }

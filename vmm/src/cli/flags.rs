@@ -1,14 +1,19 @@
 //! Flags that describe a machine and an exec, checked as they are read.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use vmm_protocol::limits::CONTROL_PORT;
 use vmm_protocol::{ExecRequest, InvalidRequest, Policy, User};
 
+use super::status_file::StatusFile;
 use super::units::{self, OutputLimit};
+use crate::supervisor::HostPorts;
 
 /// Flags of the machine.
 #[derive(Debug, Args)]
@@ -34,9 +39,111 @@ pub struct VmFlags {
     /// Boot a guest with its own init and stream its serial console
     #[arg(long)]
     pub no_agent: bool,
+    /// Where the guest's connections to this port of the host go; may be repeated
+    #[arg(long, value_name = "PORT=SOCKET")]
+    pub host_port: Vec<HostPort>,
+    /// Refuse the plain CONNECT of clients that name no generation
+    #[arg(long)]
+    pub require_generation: bool,
     /// How long the guest may take until its agent is ready
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::time)]
     pub ready_timeout: Duration,
+}
+
+impl VmFlags {
+    /// Where the guest's connections go, by port; of two for one port the last counts.
+    #[must_use]
+    pub fn host_ports(&self) -> HostPorts {
+        let pairs = self.host_port.iter();
+        pairs.map(|pair| (pair.port, pair.socket.clone())).collect()
+    }
+}
+
+/// A port of the host, and the socket that serves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPort {
+    port: u32,
+    socket: PathBuf,
+}
+
+impl FromStr for HostPort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |why: &str| {
+            Err(format!(
+                "{text:?}: {why}: use PORT=SOCKET, as in 5000=/run/service.sock"
+            ))
+        };
+        let Some((port, socket)) = text.split_once('=') else {
+            return wrong("no '='");
+        };
+        let port = match port.parse() {
+            // VMADDR_PORT_ANY is no port.
+            Ok(port) if port < u32::MAX => port,
+            _ => return wrong("the port is no number below 4294967295"),
+        };
+        if port == CONTROL_PORT {
+            return wrong("this port is the agent's own");
+        }
+        if !socket.starts_with('/') || socket.len() > 107 {
+            return wrong("the socket is no absolute path of at most 107 bytes");
+        }
+        let socket = socket.into();
+        Ok(Self { port, socket })
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.port, self.socket.display())
+    }
+}
+
+/// Flags for whoever supervises the process.
+#[derive(Debug, Args)]
+pub struct SuperviseFlags {
+    /// How long a guest that is asked to stop may take
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::time)]
+    pub stop_time: Duration,
+    /// Write a line to this open descriptor once ready
+    #[arg(long, value_name = "N")]
+    pub ready_fd: Option<u32>,
+    /// Write the process's number to this file; removed at the end
+    #[arg(long, value_name = "FILE")]
+    pub pid_file: Option<PathBuf>,
+    /// End when the process that started this one does
+    #[arg(long)]
+    pub die_with_parent: bool,
+    /// Form of our own log on stderr
+    #[arg(long, value_name = "text|json", default_value = "text")]
+    pub log_format: LogFormat,
+    /// The least that is logged: error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "warn")]
+    pub log_level: tracing::Level,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// A line for people.
+    Text,
+    /// A line of JSON.
+    Json,
+}
+
+impl SuperviseFlags {
+    /// Begins to log.
+    pub fn log(&self) {
+        let builder = tracing_subscriber::fmt()
+            .with_max_level(self.log_level)
+            .with_writer(std::io::stderr);
+        // Fails only if someone logs already, as tests may.
+        let _ = match self.log_format {
+            LogFormat::Text => builder.with_ansi(false).try_init(),
+            LogFormat::Json => builder.json().try_init(),
+        };
+    }
 }
 
 /// Flags of a command to run.
@@ -60,6 +167,9 @@ pub struct ExecFlags {
     /// What to do with a command that writes more
     #[arg(long, value_name = "kill|drain", default_value = "kill", value_parser = units::policy)]
     pub on_limit: Policy,
+    /// Write how the command ended to this new file, or open descriptor
+    #[arg(long, value_name = "PATH|fd:N")]
+    pub status_file: Option<StatusFile>,
     /// One JSON object a line instead of the output itself
     #[arg(long)]
     pub json: bool,

@@ -1,11 +1,20 @@
 //! The command line: what `vmm` is told, and the status that it leaves with.
 
+mod background;
 mod doctor;
+pub(crate) mod ending;
+mod exec;
 mod flags;
+pub(crate) mod output;
+mod plan;
 mod run;
-mod signals;
-mod status;
+pub(crate) mod signals;
+mod start;
+pub(crate) mod status;
+mod status_file;
+pub(crate) mod stream;
 mod units;
+mod verbs;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -24,48 +33,84 @@ struct Cli {
 enum Verb {
     /// Boot a sandbox, run a command in it, and leave with the command's status
     Run(Box<run::Run>),
+    /// Boot a sandbox that stays
+    Start(Box<start::Start>),
+    /// Run a command in a sandbox
+    Exec(Box<exec::Exec>),
+    /// List sandboxes
+    Ps(verbs::Ps),
+    /// Print all that is known of a sandbox
+    Inspect(verbs::Inspect),
+    /// Print what a sandbox wrote
+    Logs(verbs::Logs),
+    /// Print a sandbox's counters
+    Metrics(verbs::Metrics),
+    /// Wait for a sandbox's end and print its status
+    Wait(verbs::Wait),
+    /// End a sandbox gracefully, then at once
+    Stop(verbs::Stop),
+    /// End a sandbox at once
+    Kill(verbs::Kill),
+    /// Remove a sandbox that does not run, with its logs and records
+    Rm(verbs::Rm),
     /// Say what this host can do, and the command that mends what it cannot
     Doctor(doctor::Doctor),
+    /// Print a completion script for a shell
+    Completion(verbs::Completion),
+}
+
+fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
 }
 
 /// Runs the command line and returns the process's exit status.
 #[must_use]
 pub fn main(arguments: Vec<OsString>) -> u8 {
-    let run = arguments
+    let verb = arguments
         .iter()
         .skip(1)
         .find(|word| !word.as_encoded_bytes().starts_with(b"-"));
-    let usage = if run.is_some_and(|verb| verb == "run") {
+    let usage = if verb.is_some_and(|verb| verb == "run" || verb == "exec") {
         status::TOOL
     } else {
         status::USAGE
     };
-    match Cli::try_parse_from(&arguments) {
-        Ok(Cli {
-            verb: Verb::Run(run),
-        }) => run.main(),
-        Ok(Cli {
-            verb: Verb::Doctor(doctor),
-        }) => doctor.main(),
+    let verb = match Cli::try_parse_from(&arguments) {
+        Ok(Cli { verb }) => verb,
         Err(error) if error.use_stderr() => {
             say(&error.render().to_string());
-            usage
+            return usage;
         }
         Err(help) => {
             // Asked for: data, so it goes to stdout.
             let _ = write!(std::io::stdout(), "{}", help.render());
-            status::OK
+            return status::OK;
         }
+    };
+    match verb {
+        Verb::Run(run) => run.main(),
+        Verb::Start(start) => start.main(),
+        Verb::Exec(exec) => exec.main(),
+        Verb::Ps(ps) => verbs::leave(ps.main()),
+        Verb::Inspect(inspect) => verbs::leave(inspect.main()),
+        Verb::Logs(logs) => verbs::leave(logs.main()),
+        Verb::Metrics(metrics) => verbs::leave(metrics.main()),
+        Verb::Wait(wait) => verbs::leave(wait.main()),
+        Verb::Stop(stop) => verbs::leave(stop.main()),
+        Verb::Kill(kill) => verbs::leave(kill.main()),
+        Verb::Rm(rm) => verbs::leave(rm.main()),
+        Verb::Doctor(doctor) => doctor.main(),
+        Verb::Completion(completion) => verbs::leave(completion.main()),
     }
 }
 
 /// A message for a person, on stderr; a stderr that is gone is no reason to fail.
-fn say(message: &str) {
+pub(crate) fn say(message: &str) {
     let _ = writeln!(std::io::stderr(), "{}", message.trim_end());
 }
 
 /// An error with its causes, on one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -3,56 +3,35 @@
 use std::ffi::OsString;
 
 use clap::Args;
+use vmm_snapshot::Generation;
 
-use super::flags::{ExecFlags, VmFlags};
+use super::background::{self, Background};
+use super::flags::{ExecFlags, SuperviseFlags, VmFlags};
+use super::output::Output;
+use super::plan::{self, Error};
 use super::{chain, say, status};
-use crate::exits::ExitReason;
-use crate::image::{self, Image};
-use crate::machine::{self, Config};
-use crate::{agent, console as guest_console, state};
-use output::Output;
-use vmm_devices::console::ConsoleLog;
+use crate::sandbox::{self, Keep, LogFile, Name, Sandbox, sweep_unnamed};
+use crate::supervisor::{self, Plan, Workload};
 
 mod console;
-mod exec;
-mod output;
-mod stream;
 
 /// Flags of `vmm run`.
 #[derive(Debug, Args)]
 pub struct Run {
+    /// Keep its logs and last record under this name, until `vmm rm`
+    #[arg(long, value_name = "NAME")]
+    name: Option<Name>,
     #[command(flatten)]
     vm: VmFlags,
     #[command(flatten)]
     exec: ExecFlags,
+    #[command(flatten)]
+    supervise: SuperviseFlags,
+    #[command(flatten)]
+    background: Background,
     /// The command and its arguments
     #[arg(last = true, value_name = "ARGV")]
     argv: Vec<OsString>,
-}
-
-/// Why a run failed before its workload started.
-#[derive(Debug, thiserror::Error)]
-enum Error {
-    #[error("no command: give one after '--', for instance 'vmm run -- sh -c \"echo hello\"'")]
-    NoCommand,
-    #[error("--no-agent boots a guest with its own init: it runs no command, remove '-- {0:?}'")]
-    CommandWithoutAgent(OsString),
-    #[error("invalid command")]
-    Request(#[from] vmm_protocol::InvalidRequest),
-    #[error(transparent)]
-    Image(#[from] image::Error),
-    #[error(transparent)]
-    Machine(#[from] machine::Error),
-    #[error(transparent)]
-    State(#[from] state::Error),
-    #[error(transparent)]
-    Generation(#[from] vmm_snapshot::generation::Error),
-    #[error("cannot set up {0}")]
-    Host(&'static str, #[source] std::io::Error),
-    #[error("{0}")]
-    Ended(String),
-    #[error("cannot write to stdout")]
-    Stdout(#[source] std::io::Error),
 }
 
 impl Run {
@@ -73,60 +52,94 @@ impl Run {
             None if self.vm.no_agent => {
                 // Flags without effect here are still checked.
                 self.exec.request(&[OsString::from("-")])?;
-                console::run(&self.config(None)?)
+                if self.background.detach || self.name.is_some() {
+                    return Err(Error::Flags(
+                        "'run --no-agent' streams a console and keeps nothing: use 'vmm start NAME --no-agent -d'",
+                    ));
+                }
+                console::run(&plan::config(&self.vm)?)
             }
             None => Err(Error::NoCommand),
-            Some(_) => {
-                let request = self.exec.request(&self.argv)?;
-                let config = self.config(Some(agent::PROGRAM))?;
-                let output = Output::of_process(self.exec.json)
-                    .map_err(|source| Error::Host("stdout and stderr", source))?;
-                let root = state::root(self.vm.dir.as_deref());
-                exec::run(config, &root, request, output, self.vm.ready_timeout)
-            }
+            Some(_) => self.life(),
         }
     }
 
-    /// The machine that the flags describe.
-    fn config(&self, agent: Option<&'static [u8]>) -> Result<Config, Error> {
-        let Image {
-            kernel, initramfs, ..
-        } = Image::find(
-            self.vm.kernel.as_deref(),
-            self.vm.initramfs.as_deref(),
-            self.vm.no_agent,
-        )?;
-        let default = if agent.is_some() {
-            image::CMDLINE_AGENT
-        } else {
-            image::CMDLINE_CONSOLE
+    fn life(&self) -> Result<u8, Error> {
+        let request = self.exec.request(&self.argv)?;
+        let config = plan::config(&self.vm)?;
+        let status_file = self
+            .exec
+            .status_file
+            .as_ref()
+            .map(|file| file.open())
+            .transpose()?;
+        if self.background.detach {
+            return background::spawn(status::TOOL)
+                .map_err(|source| Error::Host("the background process", source));
+        }
+        self.supervise.log();
+        let parent = plan::parent(self.supervise.die_with_parent, self.background.launcher)?;
+        let announce = plan::announce(&self.supervise)?;
+        let root = sandbox::root(self.vm.dir.as_deref());
+        sweep_unnamed(&root);
+        let background = self.background.launcher.is_some();
+        // What runs in the background is to be found again.
+        let (name, keep) = match &self.name {
+            Some(name) => (name.clone(), Keep::Records),
+            None => (
+                unnamed()?,
+                if background {
+                    Keep::Records
+                } else {
+                    Keep::Nothing
+                },
+            ),
         };
-        let cmdline = format!("{default} {}", self.vm.cmdline);
-        Ok(Config {
-            memory: self.vm.memory,
-            cpus: self.vm.cpus,
-            kernel,
-            initramfs,
-            agent,
-            cmdline: cmdline.trim_end().to_owned(),
-            vsock: None,
-        })
+        let sandbox = Sandbox::new(&root, name);
+        let claim = sandbox.claim()?;
+        if !claim.is_new() {
+            return Err(Error::Taken(sandbox.name().clone()));
+        }
+        let life = claim.begin(keep)?;
+        let mut console = None;
+        if keep == Keep::Records {
+            plan::record(&sandbox, &self.vm, &config, &self.argv)?;
+            let log = LogFile::create(&sandbox.file("console.log"))
+                .map_err(|source| Error::Host("the console log", source))?;
+            console = Some(log);
+        }
+        let output = if background {
+            LogFile::create(&sandbox.file("output.log"))
+                .map(|log| Output::to_log(log, self.exec.json))
+        } else {
+            Output::of_process(self.exec.json)
+        }
+        .map_err(|source| Error::Host("stdout and stderr", source))?;
+        let output = output.with_status_file(status_file);
+        let on_ready = self.background.leaver(&sandbox)?;
+        let plan = Plan {
+            config,
+            life,
+            require_generation: self.vm.require_generation,
+            host_ports: self.vm.host_ports(),
+            workload: Some(Workload { request, output }),
+            ready_timeout: self.vm.ready_timeout,
+            stop_time: self.supervise.stop_time,
+            announce,
+            on_ready,
+            console,
+            parent,
+        };
+        Ok(supervisor::run(plan)?)
     }
 }
 
-/// A machine's end, with the panic that its console tells of: most kernels panic before, or without, a driver for
-/// the panic device, and then ask for a reset.
-fn ended(reason: ExitReason, log: &ConsoleLog) -> ExitReason {
-    match reason {
-        ExitReason::Reset => match guest_console::panic(log) {
-            Some(message) => ExitReason::Panic(Some(message)),
-            None => ExitReason::Reset,
-        },
-        ExitReason::Panic(None) => ExitReason::Panic(guest_console::panic(log)),
-        other => other,
-    }
-}
-
-fn machine_error(error: vmm_events::Error) -> Error {
-    Error::Machine(error.into())
+/// A name for a run that was given none.
+fn unnamed() -> Result<Name, Error> {
+    let random = Generation::new(1)
+        .map_err(sandbox::Error::from)?
+        .public_id() as u32;
+    format!("run-{random:08x}")
+        .parse()
+        .map_err(|_| Error::Flags("a name of our own making is no name"))
 }

@@ -6,6 +6,10 @@ pub const OK: u8 = 0;
 pub const FAILED: u8 = 1;
 /// The command line was wrong, for verbs other than `run`.
 pub const USAGE: u8 = 2;
+/// There is no sandbox of that name.
+pub const MISSING: u8 = 3;
+/// The sandbox is not in a state for this.
+pub const STATE: u8 = 4;
 /// This tool failed before the workload started, or lost it.
 pub const TOOL: u8 = 125;
 /// Added to the number of the signal that ended us.

@@ -8,12 +8,13 @@ use std::thread;
 use vmm_devices::console::ConsoleLog;
 use vmm_events::{Answer, Interest, Poller, Waker};
 
-use super::{Error, ended, machine_error};
+use super::Error;
 use crate::cli::signals::Signals;
 use crate::cli::status;
 use crate::console::PassOn;
 use crate::exits::ExitReason;
-use crate::machine::{Config, Handle, Machine};
+use crate::machine::{self, Config, Handle, Machine};
+use crate::supervisor::ended;
 
 #[derive(Clone, Copy)]
 enum Token {
@@ -91,4 +92,8 @@ pub fn run(config: &Config) -> Result<u8, Error> {
         (ExitReason::Stopped, Some(number)) => Ok(status::signaled(number)),
         (other, _) => Err(Error::Ended(other.to_string())),
     }
+}
+
+fn machine_error(error: vmm_events::Error) -> Error {
+    Error::Machine(machine::Error::from(error))
 }

@@ -4,21 +4,28 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
+use std::sync::{Arc, Mutex};
+
 use serde_json::{Value, json};
 use vmm_client::{Ended, Event};
 use vmm_protocol::{Cause, Record, Stream};
 
 /// Bytes that a pipe on stdout should hold.
 const PIPE: usize = 256 << 10;
+use super::status_file;
+use crate::exits::lock;
+use crate::sandbox::LogFile;
+
 /// Version of the JSON lines, in the first of them.
 const SCHEMA: u32 = 1;
 
 /// Our stdout and stderr, unbuffered: bytes go out as they come.
 pub struct Output {
-    stdout: File,
-    stderr: File,
+    stdout: Box<dyn Write + Send>,
+    stderr: Box<dyn Write + Send>,
     /// JSON lines, and whether the first one is out.
     json: Option<bool>,
+    status_file: Option<status_file::Open>,
 }
 
 impl Output {
@@ -31,10 +38,30 @@ impl Output {
         let stderr = io::stderr().as_fd().try_clone_to_owned()?;
         enlarge(&stdout);
         Ok(Self {
-            stdout: stdout.into(),
-            stderr: stderr.into(),
+            stdout: Box::new(File::from(stdout)),
+            stderr: Box::new(File::from(stderr)),
             json: json.then_some(false),
+            status_file: None,
         })
+    }
+
+    /// One log for both streams, in the order in which they came.
+    #[must_use]
+    pub fn to_log(log: LogFile, json: bool) -> Self {
+        let log = Shared(Arc::new(Mutex::new(log)));
+        Self {
+            stdout: Box::new(log.clone()),
+            stderr: Box::new(log),
+            json: json.then_some(false),
+            status_file: None,
+        }
+    }
+
+    /// With a file for how it ends.
+    #[must_use]
+    pub fn with_status_file(mut self, file: Option<status_file::Open>) -> Self {
+        self.status_file = file;
+        self
     }
 
     /// Writes what an event has to show.
@@ -42,6 +69,12 @@ impl Output {
     /// # Errors
     /// When stdout cannot be written; a stderr that is gone is no reason to end anything.
     pub fn event(&mut self, event: &Event) -> io::Result<()> {
+        if let Event::Ended(ended) = event
+            && let Some(file) = self.status_file.take()
+            && let Err(error) = file.write(&exit_object(ended))
+        {
+            super::say(&format!("vmm: {}", super::chain(&error)));
+        }
         let Some(first_is_out) = &mut self.json else {
             return self.raw(event);
         };
@@ -75,6 +108,20 @@ impl Output {
     }
 }
 
+/// A log with two writers.
+#[derive(Clone)]
+struct Shared(Arc<Mutex<LogFile>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        lock(&self.0).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Gives a pipe room for several frames: who reads it is then woken less often. Anything else has no such size, and a
 /// pipe that cannot grow works as well.
 fn enlarge(stdout: &OwnedFd) {
@@ -102,11 +149,12 @@ fn object(event: &Event) -> Value {
             "limit": oom.limit, "peak": oom.peak,
         }),
         Event::StdinClosed(why) => json!({"event": "stdin_closed", "why": why.name()}),
-        Event::Ended(ended) => exit(ended),
+        Event::Ended(ended) => exit_object(ended),
     }
 }
 
-fn exit(ended: &Ended) -> Value {
+/// How a command ended, as `--json` and `--status-file` have it.
+pub fn exit_object(ended: &Ended) -> Value {
     let mut line = match ended {
         Ended::Exit(record) => of_record(record),
         Ended::Refused { code, message } => json!({
@@ -206,9 +254,10 @@ mod tests {
         let mut files = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
         let [stdout, stderr] = [0, 1].map(|index: usize| files[index].try_clone().unwrap());
         let mut output = Output {
-            stdout,
-            stderr,
+            stdout: Box::new(stdout),
+            stderr: Box::new(stderr),
             json: json.then_some(false),
+            status_file: None,
         };
         for event in events {
             output.event(event).unwrap();

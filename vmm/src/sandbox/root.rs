@@ -1,10 +1,4 @@
-//! Where sandboxes live on the host: the state root, and one folder for each life's sockets.
-//!
-//! ```text
-//! <root>/                 0700, ours
-//!   <name>/               one sandbox
-//!     g<counter>-<8 hex>/ one life: vsock.sock, vsock.sock_<port>
-//! ```
+//! The state root: where it is, and that it is ours alone.
 
 use std::env;
 use std::fs::{self, DirBuilder};
@@ -84,52 +78,27 @@ pub fn root(given: Option<&Path>) -> PathBuf {
     }
 }
 
-/// The folder of one life of a sandbox that leaves nothing behind: removed, with the sandbox's, on drop.
-#[derive(Debug)]
-pub struct Life {
-    sandbox: PathBuf,
-    folder: PathBuf,
+/// Refuses a life's folder whose sockets would have paths that no socket can have. Makes nothing.
+pub(super) fn check_length(folder: &Path) -> Result<(), Error> {
+    let longest = folder.join(LONGEST_SOCKET);
+    let length = longest.as_os_str().len();
+    if length > SOCKET_PATH_MAX {
+        return Err(Error::TooLong {
+            path: longest,
+            length,
+        });
+    }
+    Ok(())
 }
 
-impl Life {
-    /// Makes `<root>/<name>/<generation>`, and the root where it is missing.
-    ///
-    /// # Errors
-    /// All of [`Error`]; nothing is left behind but the root.
-    pub fn create(root: &Path, name: &str, generation: &str) -> Result<Self, Error> {
-        let sandbox = root.join(name);
-        let folder = sandbox.join(generation);
-        let longest = folder.join(LONGEST_SOCKET);
-        let length = longest.as_os_str().len();
-        if length > SOCKET_PATH_MAX {
-            return Err(Error::TooLong {
-                path: longest,
-                length,
-            });
-        }
-        make(root, true)?;
-        check(root)?;
-        make(&sandbox, false)?;
-        let life = Self { sandbox, folder };
-        make(&life.folder, false)?;
-        Ok(life)
-    }
-
-    /// The vsock device's socket.
-    #[must_use]
-    pub fn vsock(&self) -> PathBuf {
-        self.folder.join("vsock.sock")
-    }
+/// Makes the root where it is missing, and checks that it is ours alone.
+pub(super) fn ready(root: &Path) -> Result<(), Error> {
+    make(root, true)?;
+    check(root)
 }
 
-impl Drop for Life {
-    fn drop(&mut self) {
-        // Whatever cannot be removed now is the next start's to sweep.
-        let _ = fs::remove_dir_all(&self.sandbox);
-    }
-}
-
-fn make(path: &Path, parents: bool) -> Result<(), Error> {
+/// Makes a folder; with `parents`, those above it too, and one that is there already will do.
+pub(super) fn make(path: &Path, parents: bool) -> Result<(), Error> {
     let mut builder = DirBuilder::new();
     builder.mode(0o700);
     let made = match builder.create(path) {
@@ -148,7 +117,7 @@ fn make(path: &Path, parents: bool) -> Result<(), Error> {
 }
 
 /// A folder of ours that others cannot enter; a link to one is none.
-fn check(path: &Path) -> Result<(), Error> {
+pub(super) fn check(path: &Path) -> Result<(), Error> {
     let owned = || path.to_owned();
     let found = fs::symlink_metadata(path).map_err(|source| Error::Make {
         path: owned(),
@@ -179,42 +148,14 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
-    fn life_has_private_folders_and_leaves_nothing_behind() {
-        let temp = tempfile::tempdir().unwrap();
-        let root = temp.path().join("a/b");
-        let life = Life::create(&root, "run-1", "g1-00000000").unwrap();
-        for folder in [&root, &life.sandbox, &life.folder] {
-            assert_eq!(
-                fs::metadata(folder).unwrap().mode() & 0o777,
-                0o700,
-                "{folder:?}"
-            );
-        }
-        fs::write(life.vsock(), "").unwrap();
-        assert!(life.vsock().ends_with("a/b/run-1/g1-00000000/vsock.sock"));
-        drop(life);
-        assert_eq!(fs::read_dir(&root).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn a_taken_name_is_refused_and_left_alone() {
-        let temp = tempfile::tempdir().unwrap();
-        let root = temp.path().join("root");
-        let first = Life::create(&root, "x", "g1-0").unwrap();
-        assert!(matches!(
-            Life::create(&root, "x", "g1-0"),
-            Err(Error::Make { .. })
-        ));
-        assert!(first.folder.is_dir());
-    }
-
-    #[test]
     fn ho06_roots_that_others_may_enter_or_that_are_links_are_refused() {
         let temp = tempfile::tempdir().unwrap();
-        let root = temp.path().join("root");
-        fs::create_dir(&root).unwrap();
+        let root = temp.path().join("a/root");
+        ready(&root).unwrap();
+        ready(&root).unwrap();
+        assert_eq!(fs::metadata(&root).unwrap().mode() & 0o777, 0o700);
         fs::set_permissions(&root, fs::Permissions::from_mode(0o755)).unwrap();
-        let error = Life::create(&root, "x", "g1-0").unwrap_err().to_string();
+        let error = ready(&root).unwrap_err().to_string();
         assert!(
             error.contains("0755") && error.contains("chmod 700"),
             "{error}"
@@ -222,26 +163,18 @@ mod tests {
         fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).unwrap();
         let link = temp.path().join("link");
         symlink(&root, &link).unwrap();
-        assert!(matches!(
-            Life::create(&link, "x", "g1-0"),
-            Err(Error::NotFolder(_))
-        ));
+        assert!(matches!(ready(&link), Err(Error::NotFolder(_))));
         let file = temp.path().join("file");
         fs::write(&file, "").unwrap();
-        assert!(matches!(
-            Life::create(&file, "x", "g1-0"),
-            Err(Error::NotFolder(_))
-        ));
-        Life::create(&root, "x", "g1-0").unwrap();
+        assert!(matches!(ready(&file), Err(Error::NotFolder(_))));
     }
 
     #[test]
-    fn path_too_long_for_a_socket_is_refused_before_anything_is_made() {
-        let temp = tempfile::tempdir().unwrap();
-        let root = temp.path().join("x".repeat(90));
-        let error = Life::create(&root, "run-12345678", "g1-00000000").unwrap_err();
+    fn path_too_long_for_a_socket_is_refused() {
+        let folder = Path::new("/").join("x".repeat(90));
+        let error = check_length(&folder).unwrap_err();
         assert!(matches!(error, Error::TooLong { .. }), "{error}");
-        assert!(!root.exists());
+        check_length(&Path::new("/").join("x".repeat(80))).unwrap();
     }
 
     #[test]

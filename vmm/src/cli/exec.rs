@@ -1,0 +1,223 @@
+//! `vmm exec`: a command in a sandbox that runs already.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use vmm_client::{Control, Deadlines, GenerationTag};
+use vmm_events::{Answer, Interest, Poller, Waker};
+use vmm_protocol::CancelReason;
+
+use super::ending;
+use super::flags::ExecFlags;
+use super::output::Output;
+use super::plan::Error;
+use super::signals::Signals;
+use super::stream::{Finished, Progress, stream};
+use super::{chain, say, status, units};
+use crate::sandbox::{self, Current, Name, Phase, Sandbox, State, View};
+
+/// Between asking a command to end and killing it.
+const GRACE: Duration = Duration::from_secs(2);
+/// After which a guest that does not answer a cancel is not waited for.
+const ABANDON: Duration = Duration::from_secs(3);
+/// Signals that end us; the command is cancelled with them.
+const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+/// Signals that are the command's.
+const PASSED_ON: [i32; 2] = [libc::SIGUSR1, libc::SIGUSR2];
+
+/// Flags of `vmm exec`.
+#[derive(Debug, Args)]
+pub struct Exec {
+    /// The sandbox
+    #[arg(value_name = "NAME")]
+    name: Name,
+    /// State root
+    #[arg(long, value_name = "ROOT", value_parser = units::folder)]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    exec: ExecFlags,
+    /// The command and its arguments
+    #[arg(last = true, value_name = "ARGV", required = true)]
+    argv: Vec<OsString>,
+}
+
+#[derive(Clone, Copy)]
+enum Token {
+    Signal,
+    Progress,
+}
+
+impl Exec {
+    /// Runs it; the exit status.
+    pub fn main(self: Box<Self>) -> u8 {
+        match self.checked() {
+            Ok(status) => status,
+            Err(error) => {
+                say(&format!("vmm: {}", chain(&error)));
+                status::TOOL
+            }
+        }
+    }
+
+    fn checked(&self) -> Result<u8, Error> {
+        let request = self.exec.request(&self.argv)?;
+        let (socket, tag) = reach(&sandbox::root(self.dir.as_deref()), &self.name)?;
+        let status_file = self
+            .exec
+            .status_file
+            .as_ref()
+            .map(|file| file.open())
+            .transpose()?;
+        let output = Output::of_process(self.exec.json)
+            .map_err(|source| Error::Host("stdout and stderr", source))?
+            .with_status_file(status_file);
+        let numbers = [&ENDING[..], &PASSED_ON].concat();
+        let signals =
+            Signals::collect(&numbers).map_err(|source| Error::Host("signals", source))?;
+        let mut poller = Poller::new().map_err(machine)?;
+        let signals = poller
+            .register(signals, Interest::READ, Token::Signal)
+            .map_err(machine)?;
+        let waker = Waker::new().map_err(machine)?;
+        let woken = poller
+            .register(waker.clone(), Interest::READ, Token::Progress)
+            .map_err(machine)?;
+        let (sender, progress) = channel();
+        let program = request.argv.first().map_or(&[][..], Vec::as_slice);
+        let asked =
+            [program, &request.cwd].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        thread::Builder::new()
+            .name("exec".to_owned())
+            .spawn(move || {
+                let report = move |progress| {
+                    // The main thread outlives this one, or the process ends.
+                    let _ = sender.send(progress);
+                    waker.wake();
+                };
+                stream(
+                    &socket,
+                    &tag,
+                    &Deadlines::default(),
+                    &request,
+                    output,
+                    &report,
+                );
+            })
+            .map_err(|source| Error::Host("a thread", source))?;
+        let mut control: Option<Control> = None;
+        let mut ending: Option<i32> = None;
+        let mut deadline: Option<Instant> = None;
+        loop {
+            let timeout = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if let (Some(Duration::ZERO), Some(number)) = (timeout, ending) {
+                say("vmm: the guest does not answer the cancel: its workload may still run");
+                return Ok(status::signaled(number));
+            }
+            poller.wait(timeout).map_err(machine)?;
+            while let Some(event) = poller.next_event() {
+                poller.answer(&event, Answer::Handled);
+                match event.token {
+                    Token::Signal => {
+                        let Some(number) = signals.inner().next() else {
+                            continue;
+                        };
+                        if PASSED_ON.contains(&number) {
+                            if let (Some(control), Ok(number)) = (&control, u8::try_from(number)) {
+                                // A session that is gone ends the command by itself.
+                                let _ = control.signal(number);
+                            }
+                            continue;
+                        }
+                        // The first one asks, the second does not wait for the answer.
+                        if ending.replace(number).is_some() || control.is_none() {
+                            return Ok(status::signaled(number));
+                        }
+                        deadline = Some(Instant::now() + GRACE + ABANDON);
+                        if let Some(control) = &control {
+                            let reason = match number {
+                                libc::SIGINT => CancelReason::Interrupt,
+                                libc::SIGTERM => CancelReason::Terminate,
+                                _ => CancelReason::Request,
+                            };
+                            let _ = control.cancel(reason, GRACE);
+                        }
+                    }
+                    Token::Progress => {
+                        woken.inner().drain();
+                        while let Ok(progress) = progress.try_recv() {
+                            match progress {
+                                Progress::Asked(handle) => control = Some(handle),
+                                Progress::Done(finished) => {
+                                    return conclude(finished, &asked, ending);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn conclude(finished: Finished, asked: &[String; 2], signal: Option<i32>) -> Result<u8, Error> {
+    match finished {
+        Finished::NoSession(why) => Err(Error::Ended(why)),
+        Finished::Ended {
+            ended,
+            stdout_error,
+        } => {
+            if let Some(error) = stdout_error {
+                say(&format!(
+                    "vmm: cannot write to stdout, so the command was cancelled: {error}"
+                ));
+            }
+            ending::status(&ended, asked, signal).map_err(Error::Ended)
+        }
+    }
+}
+
+/// The socket and the generation of a sandbox that is ready.
+///
+/// # Errors
+/// [`Error::Sandbox`] if there is none; [`Error::Ended`] if it is not ready, in words.
+pub fn reach(root: &std::path::Path, name: &Name) -> Result<(PathBuf, GenerationTag), Error> {
+    let sandbox = Sandbox::new(root, name.clone()).existing()?;
+    let View { state, config, .. } = sandbox.view()?;
+    let why = match state {
+        State::Alive(Phase::Ready) => None,
+        State::Alive(Phase::Starting) => Some("is not ready yet: 'vmm ps' tells when it is"),
+        State::Alive(Phase::Stopping) => Some("is stopping"),
+        State::Dead => {
+            Some("is dead, its process was killed: begin its next life with 'vmm start'")
+        }
+        State::Ended => Some("has ended: begin its next life with 'vmm start'"),
+    };
+    if let Some(why) = why {
+        return Err(Error::Ended(format!("sandbox {name} {why}")));
+    }
+    if config.is_some_and(|config| config["agent"] == false) {
+        return Err(Error::Ended(format!(
+            "sandbox {name} was started with --no-agent: nothing in it runs commands for us"
+        )));
+    }
+    let current = Current::read(&sandbox.file("current.json"))?;
+    match current
+        .as_ref()
+        .and_then(|current| Some((current, current.folder.as_ref()?)))
+    {
+        Some((current, folder)) => Ok((
+            folder.join("vsock.sock"),
+            GenerationTag::new(current.generation, current.nonce),
+        )),
+        // Between the two looks it has begun to end.
+        None => Err(Error::Ended(format!("sandbox {name} is stopping"))),
+    }
+}
+
+fn machine(error: vmm_events::Error) -> Error {
+    Error::Machine(error.into())
+}

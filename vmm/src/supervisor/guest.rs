@@ -1,0 +1,144 @@
+//! A machine with an agent in it, running in a thread of its own.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::{self, JoinHandle};
+
+use vmm_devices::console::ConsoleLog;
+use vmm_devices::vsock::Fence;
+use vmm_events::Waker;
+use vmm_snapshot::Generation;
+
+use super::{Error, HostPorts};
+use crate::bus::Console;
+use crate::control::{Identity, Notice, Notices};
+use crate::exits::{ExitReason, Metrics};
+use crate::machine::{self, Config, Handle, Machine, Vsock};
+use crate::sandbox::{Life, LogFile};
+
+/// The machine's thread and what comes from it.
+pub(super) struct Guest {
+    handle: Handle,
+    thread: Option<JoinHandle<Result<ExitReason, machine::Error>>>,
+    pub(super) notices: Receiver<Notice>,
+    pub(super) log: ConsoleLog,
+    /// Woken after each notice.
+    pub(super) noticed: Waker,
+    /// Woken when the machine has ended.
+    pub(super) ended: Waker,
+    pub(super) has_agent: bool,
+}
+
+impl Guest {
+    /// Builds the machine of a life and starts it.
+    pub(super) fn boot(
+        mut config: Config,
+        life: &Life,
+        require_generation: bool,
+        host_ports: HostPorts,
+        kept: Option<LogFile>,
+    ) -> Result<Self, Error> {
+        let (sender, notices) = channel();
+        let (noticed, ended) = (Waker::new()?, Waker::new()?);
+        let has_agent = config.agent.is_some();
+        let identity = Identity {
+            generation: life.id(),
+            hostname: life.sandbox().name().to_string(),
+            machine_id: Generation::new(1)?.nonce().bytes(),
+        };
+        config.vsock = Some(Vsock {
+            socket: life.vsock(),
+            fence: Fence {
+                counter: life.id().counter,
+                nonce: life.generation().nonce().bytes(),
+                require_generation,
+            },
+            host_ports,
+            agent: has_agent.then(|| {
+                let waker = noticed.clone();
+                (identity, Notices { sender, waker })
+            }),
+        });
+        let handle = Handle::new()?;
+        let log = ConsoleLog::default();
+        let console: Console = match kept {
+            Some(file) => Box::new(Kept {
+                log: log.clone(),
+                file: Some(file),
+            }),
+            None => Box::new(log.clone()),
+        };
+        let machine = Machine::build_with(handle.clone(), &config, console)?;
+        let done = ended.clone();
+        let thread = thread::Builder::new()
+            .name("devices".to_owned())
+            .spawn(move || {
+                let reason = machine.run();
+                done.wake();
+                reason
+            })
+            .map_err(|source| Error::Host("a thread", source))?;
+        Ok(Self {
+            handle,
+            thread: Some(thread),
+            notices,
+            log,
+            noticed,
+            ended,
+            has_agent,
+        })
+    }
+
+    /// Asks the agent to switch off.
+    pub(super) fn power_off(&self) {
+        self.handle.power_off();
+    }
+
+    /// Ends it at once; [`Guest::ended`] tells when.
+    pub(super) fn stop(&self) {
+        self.handle.stop();
+    }
+
+    /// What its device loop has done.
+    pub(super) fn metrics(&self) -> Metrics {
+        self.handle.metrics()
+    }
+
+    /// Waits for its thread, which has ended or is about to; `None` if that was done before.
+    pub(super) fn join(&mut self) -> Option<Result<ExitReason, machine::Error>> {
+        let ended = self.thread.take()?.join();
+        Some(
+            ended.unwrap_or_else(|_| Ok(ExitReason::Failed("the device loop panicked".to_owned()))),
+        )
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.stop();
+        let _ = self.join();
+    }
+}
+
+/// A console that is kept in memory, for errors, and in a bounded file, for `vmm logs`.
+struct Kept {
+    log: ConsoleLog,
+    /// None once it could not be written: the guest goes on without it.
+    file: Option<LogFile>,
+}
+
+impl std::io::Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.log.append(bytes);
+        if let Some(file) = &mut self.file
+            && let Err(error) = file.write_all(bytes)
+        {
+            tracing::warn!(%error, "the console log cannot be written any more");
+            self.file = None;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
