@@ -26,18 +26,19 @@ pub struct Background {
     #[arg(short = 'd', long = "detached")]
     pub detach: bool,
     /// We are what `-d` has started, for this process.
-    #[arg(
-        long = "background",
-        hide = true,
-        value_name = "PID",
-        overrides_with = "detach"
-    )]
+    #[arg(long = "background", hide = true, value_name = "PID")]
     pub launcher: Option<i32>,
 }
 
 type Leaver = Box<dyn FnOnce() -> io::Result<()>>;
 
 impl Background {
+    /// True if this process is to start the one in the background.
+    #[must_use]
+    pub fn wanted(&self) -> bool {
+        self.detach && self.launcher.is_none()
+    }
+
     /// In the background process: a session of its own, and what leaves the terminal once all is ready.
     ///
     /// # Errors

@@ -106,7 +106,9 @@ pub fn main(arguments: Vec<OsString>) -> u8 {
 
 /// A message for a person, on stderr; a stderr that is gone is no reason to fail.
 pub(crate) fn say(message: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", message.trim_end());
+    // One write, so that lines of several processes stay whole.
+    let line = format!("{}\n", message.trim_end());
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// An error with its causes, on one line.

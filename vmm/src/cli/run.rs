@@ -73,7 +73,7 @@ impl Run {
             .as_ref()
             .map(|file| file.open())
             .transpose()?;
-        if self.background.detach {
+        if self.background.wanted() {
             return background::spawn(status::TOOL)
                 .map_err(|source| Error::Host("the background process", source));
         }

@@ -42,7 +42,7 @@ impl Start {
 
     fn checked(&self) -> Result<u8, Error> {
         let config = plan::config(&self.vm)?;
-        if self.background.detach {
+        if self.background.wanted() {
             return background::spawn(status::FAILED)
                 .map_err(|source| Error::Host("the background process", source));
         }
