@@ -51,6 +51,7 @@ mod connect;
 mod event;
 mod exec;
 mod io;
+mod pool;
 mod session;
 mod tag;
 
@@ -58,5 +59,6 @@ pub use bytes::Bytes;
 pub use connect::{ConnectError, Connection, Deadlines, open};
 pub use event::{Ended, Event, Lost};
 pub use exec::{Collected, Control, Exec, Stdin};
+pub use pool::{Pool, PoolCounters};
 pub use session::{Session, SessionError};
 pub use tag::GenerationTag;

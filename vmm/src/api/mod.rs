@@ -8,7 +8,7 @@
 //! ```
 //!
 //! One request at a time per connection, answered in order. Requests are described in `docs/control-socket.md`. The
-//! [`message`] module reads and writes them and does nothing else; [`server`] lives on the supervisor's loop, never
+//! `message` module reads and writes them and does nothing else; `server` lives on the supervisor's loop, never
 //! blocks it, and bounds everything a client can hold: lines, clients, time. The 0700 folder is the access control;
 //! peers of another user are refused all the same.
 

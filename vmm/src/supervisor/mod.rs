@@ -177,6 +177,10 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
     let signals = Signals::collect(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|source| Error::Host("signals", source))?;
     let mut life = plan.life;
+    let failure = match plan.workload {
+        Some(_) => status::TOOL,
+        None => status::FAILED,
+    };
     let (progress_sender, progress) = channel();
     let exec_waker = Waker::new()?;
     let poller = Poller::new()?;
@@ -192,7 +196,7 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
     let guest = match guest {
         Ok(guest) => guest,
         Err(error) => {
-            conclude(&mut life, &failed(&error, None));
+            conclude(&mut life, &failed(&error, failure, None));
             return Err(error);
         }
     };
@@ -271,18 +275,18 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
             status: done.status,
             exit: done.exit.clone(),
         },
-        Err(error) => failed(error, supervisor.exit.take()),
+        Err(error) => failed(error, failure, supervisor.exit.take()),
     };
     conclude(&mut life, &record);
     supervisor.tell_waiting(&record);
     done.map(|done| done.status)
 }
 
-fn failed(error: &Error, exit: Option<Value>) -> Record {
+fn failed(error: &Error, status: u8, exit: Option<Value>) -> Record {
     Record {
         end: End::Failed,
         reason: crate::cli::chain(error),
-        status: status::TOOL,
+        status,
         exit,
     }
 }
