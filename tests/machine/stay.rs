@@ -278,3 +278,21 @@ fn a_named_run_keeps_its_record_and_its_output_until_it_is_removed() {
     assert!(again.stderr.contains("vmm rm job"), "{}", again.stderr);
     assert_eq!(root.run("rm", &["job"]).status, 0);
 }
+
+#[test]
+fn client_of_the_documentation_runs_a_command_and_shows_what_a_stale_client_is_told() {
+    let root = Root::new();
+    root.start("box", &[]);
+    let client = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/client.py");
+    let output = Command::new("python3")
+        .arg(client)
+        .arg(Path::new(&root.dir()).join("box"))
+        .args(["sh", "-c", "echo out; echo err >&2; exit 3"])
+        .output()
+        .expect("start python3, which this test needs: apt-get install python3");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{errors}");
+    assert_eq!(output.stdout, b"out\n");
+    assert!(errors.starts_with("err\n"), "{errors}");
+    assert!(errors.contains("ERR STALE"), "{errors}");
+}

@@ -63,3 +63,9 @@ pub use poller::{BATCH, Error, Event, Poller, Registrar, Source};
 pub use slots::{Answer, Counters, Interest, Readiness};
 pub use timers::{TimerId, Timers};
 pub use waker::Waker;
+
+/// True if a test asks for this protection to be left out, to see that its test notices.
+fn negative_control(case: &str) -> bool {
+    cfg!(feature = "negative-control")
+        && std::env::var_os("VMM_NEGATIVE_CONTROL").is_some_and(|removed| removed == case)
+}

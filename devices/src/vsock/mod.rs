@@ -312,3 +312,14 @@ impl VirtioDevice for Vsock {
 
 #[cfg(test)]
 mod tests;
+
+/// True if a test asks for this protection to be left out, to see that its test notices.
+#[cfg(feature = "negative-control")]
+fn negative_control(case: &str) -> bool {
+    std::env::var_os("VMM_NEGATIVE_CONTROL").is_some_and(|removed| removed == case)
+}
+
+#[cfg(not(feature = "negative-control"))]
+fn negative_control(_: &str) -> bool {
+    false
+}

@@ -7,6 +7,7 @@ use rustix::net::sockopt;
 use vmm_events::{Interest, Source, TimerId};
 
 use super::connection::Connection;
+use super::negative_control;
 use super::outbox::Outbox;
 
 /// First read of a stream: one buffer of a Linux guest.
@@ -78,15 +79,4 @@ impl Stream {
         }
         interest
     }
-}
-
-/// True if a test asks for this protection to be left out, to see that its test notices.
-#[cfg(feature = "negative-control")]
-fn negative_control(case: &str) -> bool {
-    std::env::var_os("VMM_NEGATIVE_CONTROL").is_some_and(|removed| removed == case)
-}
-
-#[cfg(not(feature = "negative-control"))]
-fn negative_control(_: &str) -> bool {
-    false
 }
