@@ -296,3 +296,38 @@ fn client_of_the_documentation_runs_a_command_and_shows_what_a_stale_client_is_t
     assert!(errors.starts_with("err\n"), "{errors}");
     assert!(errors.contains("ERR STALE"), "{errors}");
 }
+
+/// A tenth of the case's 10,000: the nest forks a hundred times slower than a host.
+const ORPHANS: u32 = 1_000;
+
+#[test]
+fn pr02_orphans_are_collected_by_init_and_statuses_stay_with_their_execs() {
+    let root = Root::new();
+    root.start("box", &[]);
+    let orphans = format!(
+        "i=0; while [ $i -lt {ORPHANS} ]; do ( (exit 3) & ); i=$((i+1)); done; echo $i; exit 7"
+    );
+    let flood = root
+        .vmm("exec")
+        .args(["box", "--", "sh", "-c", &orphans])
+        .start();
+    for status in [0, 1, 5, 42] {
+        let script = format!("exit {status}");
+        let ended = root.run("exec", &["box", "--", "sh", "-c", &script]);
+        assert_eq!(ended.status, status, "{}", ended.stderr);
+    }
+    let flood = flood.end();
+    assert_eq!(
+        (flood.status, flood.text()),
+        (7, format!("{ORPHANS}\n")),
+        "{}",
+        flood.stderr
+    );
+    let zombies = "grep -l 'State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l";
+    assert_eq!(
+        root.run("exec", &["box", "--", "sh", "-c", zombies])
+            .text()
+            .trim(),
+        "0"
+    );
+}
