@@ -19,6 +19,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use vmm_client::{Control, Deadlines, Ended, GenerationTag};
 use vmm_devices::console::ConsoleLog;
@@ -174,6 +175,7 @@ struct Supervisor {
 /// # Errors
 /// All of [`Error`]; the guest is gone, and the record says why.
 pub fn run(plan: Plan) -> Result<u8, Error> {
+    raise_descriptor_limit();
     let signals = Signals::collect(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|source| Error::Host("signals", source))?;
     let mut life = plan.life;
@@ -280,6 +282,18 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
     conclude(&mut life, &record);
     supervisor.tell_waiting(&record);
     done.map(|done| done.status)
+}
+
+/// Each connection takes a descriptor, and the soft limit of most systems is 1,024, for programs that use select(2).
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(%error, "the limit of descriptors stays as it is");
+    }
 }
 
 fn failed(error: &Error, status: u8, exit: Option<Value>) -> Record {
