@@ -16,6 +16,7 @@ mod process;
 mod run;
 mod say;
 mod setup;
+mod soak;
 mod test;
 
 use std::ffi::OsString;
@@ -97,6 +98,8 @@ enum Verb {
         #[arg(long)]
         negative: bool,
     },
+    /// Use sandboxes at random for minutes: every byte is checked, and everything is at its baseline at the end.
+    Soak(soak::Arguments),
     /// An interactive shell with `vmm` on its PATH, where a KVM serves.
     Shell {
         #[command(flatten)]
@@ -187,6 +190,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
             kvm,
             negative: false,
         } => cases::show(&place, kvm.kvm).map(|()| 0),
+        Verb::Soak(arguments) => soak::run(&place, &arguments),
         Verb::Shell { kvm } => run::shell(&place, kvm.kvm),
         Verb::Nest(arguments) => {
             let mut options = nest::Options::new(&place, arguments.command);
