@@ -152,6 +152,12 @@ impl<T: Clone + Send + 'static> Server<T> {
         }
     }
 
+    /// True if a client has not gone.
+    #[must_use]
+    pub fn is_there(&self, client: u64) -> bool {
+        self.clients.contains_key(&client)
+    }
+
     /// The answer of a request waits: the client may take its time.
     pub fn defer(&mut self, client: u64) {
         if let Some(there) = self.clients.get_mut(&client) {

@@ -96,8 +96,11 @@ pub fn spawn(failed: u8) -> io::Result<u8> {
         io::stdout().write_all(line.as_bytes())?;
         return Ok(super::status::OK);
     }
-    // It has said why, on our stderr.
+    // It has said why, on our stderr, unless a signal ended it.
     let status = child.wait()?;
+    if status.code().is_none() {
+        super::say(&format!("vmm: it ended before it was ready: {status}"));
+    }
     Ok(status
         .code()
         .and_then(|code| u8::try_from(code).ok())

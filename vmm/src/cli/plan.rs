@@ -9,7 +9,7 @@ use serde_json::json;
 use super::flags::{SuperviseFlags, VmFlags};
 use crate::image::{self, Image};
 use crate::machine::{self, Config};
-use crate::sandbox::{self, Sandbox};
+use crate::sandbox::{self, Claim, Sandbox};
 use crate::supervisor::{self, Announce};
 use crate::{agent, memory};
 
@@ -136,10 +136,19 @@ pub fn parent(wanted: bool, launcher: Option<i32>) -> Result<Option<OwnedFd>, Er
         .map_err(|error| Error::Host("--die-with-parent", error.into()))
 }
 
-/// Who is told how far it is.
+/// Who is told how far a claimed sandbox is. Not before it is claimed: whoever runs it has said the same things already.
 ///
 /// # Errors
-/// [`Error::Announce`].
-pub fn announce(flags: &SuperviseFlags) -> Result<Announce, Error> {
-    Ok(Announce::new(flags.ready_fd, flags.pid_file.as_deref())?)
+/// [`Error::Announce`]; a sandbox that the claim made is gone again.
+pub fn announce(flags: &SuperviseFlags, claim: Claim) -> Result<(Claim, Announce), Error> {
+    match Announce::new(flags.ready_fd, flags.pid_file.as_deref()) {
+        Ok(announce) => Ok((claim, announce)),
+        Err(error) => {
+            if claim.is_new() {
+                // What cannot be removed is a sandbox that never ran, which `rm` takes.
+                let _ = claim.remove();
+            }
+            Err(error.into())
+        }
+    }
 }

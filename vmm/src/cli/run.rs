@@ -79,7 +79,6 @@ impl Run {
         }
         self.supervise.log();
         let parent = plan::parent(self.supervise.die_with_parent, self.background.launcher)?;
-        let announce = plan::announce(&self.supervise)?;
         let root = sandbox::root(self.vm.dir.as_deref());
         sweep_unnamed(&root);
         let background = self.background.launcher.is_some();
@@ -100,6 +99,7 @@ impl Run {
         if !claim.is_new() {
             return Err(Error::Taken(sandbox.name().clone()));
         }
+        let (claim, announce) = plan::announce(&self.supervise, claim)?;
         let life = claim.begin(keep)?;
         let mut console = None;
         if keep == Keep::Records {

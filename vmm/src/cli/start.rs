@@ -48,10 +48,10 @@ impl Start {
         }
         self.supervise.log();
         let parent = plan::parent(self.supervise.die_with_parent, self.background.launcher)?;
-        let announce = plan::announce(&self.supervise)?;
         let root = sandbox::root(self.vm.dir.as_deref());
         let sandbox = Sandbox::new(&root, self.name.clone());
-        let life = sandbox.claim()?.begin(Keep::Records)?;
+        let (claim, announce) = plan::announce(&self.supervise, sandbox.claim()?)?;
+        let life = claim.begin(Keep::Records)?;
         plan::record(&sandbox, &self.vm, &config, &[])?;
         let console = LogFile::create(&sandbox.file("console.log"))
             .map_err(|source| Error::Host("the console log", source))?;

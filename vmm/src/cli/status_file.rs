@@ -147,10 +147,10 @@ impl Open {
 }
 
 fn create(draft: &Path) -> io::Result<File> {
+    // Never one that is there: in a folder of others its name might lead elsewhere.
     OpenOptions::new()
         .write(true)
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .mode(0o666)
         .open(draft)
 }

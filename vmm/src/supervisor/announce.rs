@@ -94,7 +94,11 @@ impl Announce {
 impl Drop for Announce {
     fn drop(&mut self) {
         if let Some(path) = &self.pid_file {
-            let _ = fs::remove_file(path);
+            // Someone else's by now, if it names another process.
+            let own = std::process::id().to_string();
+            if fs::read_to_string(path).is_ok_and(|text| text.trim() == own) {
+                let _ = fs::remove_file(path);
+            }
         }
     }
 }

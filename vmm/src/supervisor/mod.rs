@@ -10,6 +10,7 @@
 
 mod announce;
 mod guest;
+mod requests;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,13 +21,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use serde_json::{Value, json};
+use serde_json::Value;
 use vmm_client::{Control, Deadlines, Ended, GenerationTag};
 use vmm_devices::console::ConsoleLog;
 use vmm_events::{Answer, Interest, Poller, Source, Waker};
 use vmm_protocol::{CancelReason, ExecRequest};
 
-use crate::api::{self, Asked, Request, Server};
+use crate::api::{self, Server};
 use crate::cli::ending;
 use crate::cli::output::{Output, exit_object};
 use crate::cli::signals::Signals;
@@ -40,6 +41,14 @@ use crate::sandbox::{self, End, Life, LogFile, Phase as Said, Record};
 pub use announce::{Announce, Error as AnnounceError};
 use guest::Guest;
 
+/// What is taken as an event in place of the process's end. The last two are the workload's, if there is one.
+const SIGNALS: [i32; 5] = [
+    libc::SIGINT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+];
 /// Between asking a workload to end and killing it.
 const GRACE: Duration = Duration::from_secs(2);
 /// After which a guest that does not answer a cancel is unplugged.
@@ -176,8 +185,7 @@ struct Supervisor {
 /// All of [`Error`]; the guest is gone, and the record says why.
 pub fn run(plan: Plan) -> Result<u8, Error> {
     raise_descriptor_limit();
-    let signals = Signals::collect(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
-        .map_err(|source| Error::Host("signals", source))?;
+    let signals = Signals::collect(&SIGNALS).map_err(|source| Error::Host("signals", source))?;
     let mut life = plan.life;
     let failure = match plan.workload {
         Some(_) => status::TOOL,
@@ -270,6 +278,13 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
     let done = supervisor.serve(&mut life);
     // Before the record says that it has ended.
     supervisor.unplug();
+    if let (Ok(done), true) = (&done, supervisor.on_ready.is_some()) {
+        // Whoever started it in the background waits for a word.
+        say(&format!(
+            "vmm: it ended before it was ready: {}",
+            done.reason
+        ));
+    }
     let record = match &done {
         Ok(done) => Record {
             end: done.end,
@@ -349,7 +364,8 @@ impl Supervisor {
                 }
             }
             self.api.tick(now);
-            while let Some(request) = asked.pop() {
+            while !asked.is_empty() {
+                let request = asked.remove(0);
                 if let Some(done) = self.on_request(request, life, now, &mut asked)? {
                     return Ok(done);
                 }
@@ -377,8 +393,16 @@ impl Supervisor {
         let Some(number) = self.signals.inner().next() else {
             return Ok(None);
         };
+        if [libc::SIGUSR1, libc::SIGUSR2].contains(&number) {
+            if let (Phase::Running(Some(control)), Ok(number)) = (&self.phase, u8::try_from(number))
+            {
+                // A session that is gone ends the command by itself.
+                let _ = control.signal(number);
+            }
+            return Ok(None);
+        }
         let forced = self.signal.replace(number).is_some();
-        if self.asked[0].is_empty() {
+        if !self.is_run() {
             // A life that stays: signals are how supervisors end it, and that is no failure.
             if forced || matches!(self.phase, Phase::Booting) {
                 self.begin_end(life, End::Stopped)?;
@@ -406,6 +430,11 @@ impl Supervisor {
             // Nothing of the user's runs yet.
             _ => Ok(Some(self.signalled(number))),
         }
+    }
+
+    /// True if this life is for one workload.
+    fn is_run(&self) -> bool {
+        !self.asked[0].is_empty()
     }
 
     fn signalled(&self, number: i32) -> Done {
@@ -440,7 +469,7 @@ impl Supervisor {
     fn stop(&mut self, life: &Life, grace: Duration) -> Result<(), Error> {
         if let Phase::Running(Some(control)) = &self.phase {
             // The workload's end is the life's.
-            let _ = control.cancel(CancelReason::Terminate, GRACE.min(grace));
+            let _ = control.cancel(CancelReason::Terminate, grace);
             self.signal.get_or_insert(libc::SIGTERM);
             self.deadline = Some(Instant::now() + grace + UNPLUG);
             self.announce.stopping();
@@ -479,7 +508,12 @@ impl Supervisor {
                 Ok(None)
             }
             Phase::Stopping(end) => Ok(Some(Done {
-                status: status::OK,
+                // A run whose workload never began has not gone well.
+                status: if self.is_run() {
+                    status::signaled(libc::SIGTERM)
+                } else {
+                    status::OK
+                },
                 end,
                 reason: "it was asked to stop".to_owned(),
                 exit: None,
@@ -514,7 +548,11 @@ impl Supervisor {
         self.wakers[1].inner().drain();
         while let Ok(progress) = self.progress.try_recv() {
             match progress {
-                Progress::Asked(control) => self.phase = Phase::Running(Some(control)),
+                // On its way down it stays there.
+                Progress::Asked(control) if matches!(self.phase, Phase::Running(_)) => {
+                    self.phase = Phase::Running(Some(control));
+                }
+                Progress::Asked(_) => {}
                 Progress::Done(finished) => {
                     self.unplug();
                     return self.finished(finished).map(Some);
@@ -556,86 +594,6 @@ impl Supervisor {
                     _ => self.lost(why),
                 })
             }
-        }
-    }
-
-    fn on_request(
-        &mut self,
-        Asked { client, request }: Asked,
-        life: &Life,
-        now: Instant,
-        asked: &mut Vec<Asked>,
-    ) -> Result<Option<Done>, Error> {
-        match request {
-            Request::Status => {
-                let result = self.status(life);
-                self.api.reply(client, &result, now, asked);
-            }
-            Request::Metrics => {
-                let result = self.metrics();
-                self.api.reply(client, &result, now, asked);
-            }
-            Request::Stop { grace } => {
-                self.stop(life, grace)?;
-                self.api.reply(client, &json!({}), now, asked);
-            }
-            Request::Kill => {
-                self.api.reply(client, &json!({}), now, asked);
-                return Ok(Some(self.killed("it was killed")));
-            }
-            Request::Wait => {
-                self.api.defer(client);
-                self.waiting.push(client);
-            }
-        }
-        Ok(None)
-    }
-
-    fn status(&self, life: &Life) -> Value {
-        let state = match &self.phase {
-            Phase::Booting => "starting",
-            Phase::Up | Phase::Running(_) => "ready",
-            Phase::Stopping(_) => "stopping",
-        };
-        json!({
-            "name": life.sandbox().name().as_str(),
-            "state": state,
-            "generation": life.id().to_string(),
-            "pid": std::process::id(),
-            "up_ms": u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
-        })
-    }
-
-    fn metrics(&self) -> Value {
-        let counters = |counters: vmm_events::Counters| {
-            json!({
-                "wakeups": counters.wakeups,
-                "without_progress": counters.without_progress,
-                "stale_events": counters.stale,
-                "muted": counters.muted,
-            })
-        };
-        let devices = self.guest.metrics();
-        json!({
-            "supervisor": counters(self.poller.counters()),
-            "devices": counters(devices.events),
-            "vsock": {
-                "connections": devices.connections,
-                "from_guest": {"packets": devices.vsock.tx_packets, "bytes": devices.vsock.tx_bytes},
-                "to_guest": {"packets": devices.vsock.rx_packets, "bytes": devices.vsock.rx_bytes},
-                "malformed": devices.vsock.malformed,
-                "refusals": devices.vsock.refusals,
-            },
-        })
-    }
-
-    fn tell_waiting(&mut self, record: &Record) {
-        let result = json!({
-            "end": record.end.name(), "reason": record.reason, "status": record.status, "exit": record.exit,
-        });
-        for client in std::mem::take(&mut self.waiting) {
-            self.api
-                .reply(client, &result, Instant::now(), &mut Vec::new());
         }
     }
 

@@ -1,0 +1,230 @@
+//! Sandboxes that stay, with fast guests: what supervisors and scripts see of them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // All of it is test code.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use vmm_tests::{Ended, Vmm, require_kvm};
+
+/// A state root with a guest that spins until it is ended.
+struct Root(tempfile::TempDir);
+
+impl Root {
+    fn new() -> Self {
+        require_kvm();
+        let root = Self(tempfile::tempdir_in("/tmp").unwrap());
+        fs::write(root.path("guest.elf"), vmm_guests::ENDS).unwrap();
+        root
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn vmm(&self, verb: &str, arguments: &[&str]) -> Vmm {
+        Vmm::new(verb)
+            .args(["--dir".as_ref(), self.path("r").as_os_str()])
+            .args(arguments)
+    }
+
+    fn run(&self, verb: &str, arguments: &[&str]) -> Ended {
+        self.vmm(verb, arguments).run()
+    }
+
+    fn guest(&self, verb: &str, arguments: &[&str]) -> Vmm {
+        let kernel = self.path("guest.elf");
+        self.vmm(verb, &["--cmdline", "say=up end=spin", "--kernel"])
+            .arg(kernel)
+            .args(arguments)
+    }
+
+    fn start(&self, arguments: &[&str]) {
+        let ended = self
+            .guest("start", &["box", "--no-agent", "-d"])
+            .args(arguments)
+            .run();
+        assert_eq!(
+            (ended.status, ended.text().as_str()),
+            (0, "box\n"),
+            "{}",
+            ended.stderr
+        );
+    }
+
+    fn ps(&self) -> Value {
+        let ended = self.run("ps", &["--json", "box"]);
+        assert_eq!(ended.status, 0, "{}", ended.stderr);
+        serde_json::from_str(&ended.text()).unwrap()
+    }
+
+    /// Its process comes when it comes; each look is a process of its own.
+    fn await_process(&self) {
+        let end = Instant::now() + vmm_tests::patience();
+        while self.run("metrics", &["box"]).status != 0 {
+            assert!(Instant::now() < end, "nobody answers on the control socket");
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.ps()["pid"].as_i64().unwrap()).unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        self.run("rm", &["-f", "box"]);
+    }
+}
+
+fn exists(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+#[test]
+fn a_life_is_started_seen_stopped_and_removed() {
+    let root = Root::new();
+    root.start(&[]);
+    assert_eq!(root.ps()["state"], "ready");
+    assert!(root.run("logs", &["box"]).text().starts_with("up"));
+    let exec = root.run("exec", &["box", "--", "true"]);
+    assert_eq!(exec.status, 125);
+    assert!(exec.stderr.contains("--no-agent"), "{}", exec.stderr);
+    assert_eq!(root.run("stop", &["box"]).status, 0);
+    assert_eq!(
+        root.run("stop", &["box"]).status,
+        0,
+        "it is stopped already"
+    );
+    assert_eq!(root.run("kill", &["box"]).status, 4);
+    assert_eq!(root.ps()["state"], "ended");
+    assert_eq!(root.run("wait", &["box"]).text(), "0\n");
+    assert_eq!(root.run("rm", &["box"]).status, 0);
+    for verb in ["inspect", "logs", "stop", "kill", "wait", "metrics", "rm"] {
+        assert_eq!(root.run(verb, &["box"]).status, 3, "{verb}");
+    }
+}
+
+#[test]
+fn ge08_a_refused_start_leaves_the_first_ones_pid_file_alone() {
+    let root = Root::new();
+    let pid_file = root.path("pid");
+    let flag = ["--pid-file", pid_file.to_str().unwrap()];
+    root.start(&flag);
+    let pid = fs::read_to_string(&pid_file).unwrap();
+    assert_eq!(pid.trim(), root.ps()["pid"].to_string());
+    let again = root
+        .guest("start", &["box", "--no-agent", "-d"])
+        .args(flag)
+        .run();
+    assert_eq!(again.status, 4, "{}", again.stderr);
+    assert_eq!(fs::read_to_string(&pid_file).unwrap(), pid);
+    assert_eq!(root.run("stop", &["box"]).status, 0);
+    assert!(!exists(&pid_file));
+}
+
+#[test]
+fn signals_of_a_life_that_stays() {
+    let root = Root::new();
+    for (signal, end) in [(Signal::TERM, "stopped"), (Signal::INT, "stopped")] {
+        root.start(&[]);
+        // These are a workload's, and there is none.
+        root.signal(Signal::USR1);
+        root.signal(Signal::USR2);
+        assert_eq!(root.ps()["state"], "ready");
+        root.signal(signal);
+        let ended = root.run("wait", &["box", "--json"]);
+        let record: Value = serde_json::from_str(&ended.text()).unwrap();
+        assert_eq!(
+            (&record["end"], &record["status"]),
+            (&end.into(), &0.into()),
+            "{record}"
+        );
+    }
+}
+
+#[test]
+fn systemd_is_told_when_it_is_ready_and_when_it_stops() {
+    let root = Root::new();
+    let path = root.path("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket
+        .set_read_timeout(Some(vmm_tests::patience()))
+        .unwrap();
+    let vmm = root
+        .guest("start", &["box", "--no-agent"])
+        .env("NOTIFY_SOCKET", &path)
+        .start();
+    let heard = || {
+        let mut text = [0; 64];
+        let length = socket.recv(&mut text).unwrap();
+        String::from_utf8_lossy(&text[..length]).into_owned()
+    };
+    assert_eq!(heard(), "READY=1");
+    vmm.signal(Signal::TERM);
+    assert_eq!(heard(), "STOPPING=1");
+    assert_eq!(vmm.end().status, 0);
+}
+
+#[test]
+fn who_cannot_be_told_is_found_before_anything_is_made() {
+    let root = Root::new();
+    for flags in [["--ready-fd", "987654"], ["--pid-file", "/nowhere/pid"]] {
+        let ended = root
+            .guest("start", &["box", "--no-agent"])
+            .args(flags)
+            .run();
+        assert_eq!(ended.status, 1, "{}", ended.stderr);
+        assert!(ended.stderr.contains(flags[1]), "{}", ended.stderr);
+        assert!(!exists(&root.path("r/box")), "{flags:?}");
+    }
+}
+
+#[test]
+fn a_run_that_is_stopped_before_its_workload_began_has_not_gone_well() {
+    let root = Root::new();
+    let archive = root.path("empty.cpio");
+    let zeros = "0".repeat(8 * 11);
+    fs::write(
+        &archive,
+        format!("070701{zeros}0000000b00000000TRAILER!!!\0\0\0\0"),
+    )
+    .unwrap();
+    let vmm = root
+        .guest("run", &["--name", "box", "--initramfs"])
+        .arg(&archive)
+        .args(["--", "true"])
+        .start();
+    root.await_process();
+    let stopped = root.run("stop", &["box"]);
+    assert_eq!(stopped.status, 0, "{}", stopped.stderr);
+    let ended = vmm.end();
+    assert_eq!(ended.status, 143, "{}", ended.stderr);
+    assert_eq!(root.run("wait", &["box"]).text(), "143\n");
+}
+
+#[test]
+fn lc02_a_background_process_that_is_killed_as_it_boots_is_told_of() {
+    let root = Root::new();
+    let archive = root.path("empty.cpio");
+    let zeros = "0".repeat(8 * 11);
+    fs::write(
+        &archive,
+        format!("070701{zeros}0000000b00000000TRAILER!!!\0\0\0\0"),
+    )
+    .unwrap();
+    let vmm = root
+        .guest("start", &["box", "-d", "--initramfs"])
+        .arg(&archive)
+        .start();
+    root.await_process();
+    assert_eq!(root.run("kill", &["box"]).status, 0);
+    let ended = vmm.end();
+    assert_ne!(ended.status, 0);
+    assert!(!ended.stderr.is_empty(), "it says that it failed");
+    assert!(ended.stdout.is_empty());
+}

@@ -1,0 +1,93 @@
+//! What the control socket asks of a life, and the answers.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::{Done, Error, Phase, Supervisor};
+use crate::api::{Asked, Request};
+use crate::sandbox::{Life, Record};
+
+impl Supervisor {
+    pub(super) fn on_request(
+        &mut self,
+        Asked { client, request }: Asked,
+        life: &Life,
+        now: Instant,
+        asked: &mut Vec<Asked>,
+    ) -> Result<Option<Done>, Error> {
+        match request {
+            Request::Status => {
+                let result = self.status(life);
+                self.api.reply(client, &result, now, asked);
+            }
+            Request::Metrics => {
+                let result = self.metrics();
+                self.api.reply(client, &result, now, asked);
+            }
+            Request::Stop { grace } => {
+                self.stop(life, grace)?;
+                self.api.reply(client, &json!({}), now, asked);
+            }
+            Request::Kill => {
+                self.api.reply(client, &json!({}), now, asked);
+                return Ok(Some(self.killed("it was killed")));
+            }
+            Request::Wait => {
+                self.api.defer(client);
+                let api = &self.api;
+                self.waiting.retain(|client| api.is_there(*client));
+                self.waiting.push(client);
+            }
+        }
+        Ok(None)
+    }
+
+    fn status(&self, life: &Life) -> Value {
+        let state = match &self.phase {
+            Phase::Booting => "starting",
+            Phase::Up | Phase::Running(_) => "ready",
+            Phase::Stopping(_) => "stopping",
+        };
+        json!({
+            "name": life.sandbox().name().as_str(),
+            "state": state,
+            "generation": life.id().to_string(),
+            "pid": std::process::id(),
+            "up_ms": u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+        })
+    }
+
+    fn metrics(&self) -> Value {
+        let counters = |counters: vmm_events::Counters| {
+            json!({
+                "wakeups": counters.wakeups,
+                "without_progress": counters.without_progress,
+                "stale_events": counters.stale,
+                "muted": counters.muted,
+            })
+        };
+        let devices = self.guest.metrics();
+        json!({
+            "supervisor": counters(self.poller.counters()),
+            "devices": counters(devices.events),
+            "vsock": {
+                "connections": devices.connections,
+                "from_guest": {"packets": devices.vsock.tx_packets, "bytes": devices.vsock.tx_bytes},
+                "to_guest": {"packets": devices.vsock.rx_packets, "bytes": devices.vsock.rx_bytes},
+                "malformed": devices.vsock.malformed,
+                "refusals": devices.vsock.refusals,
+            },
+        })
+    }
+
+    pub(super) fn tell_waiting(&mut self, record: &Record) {
+        let result = json!({
+            "end": record.end.name(), "reason": record.reason, "status": record.status, "exit": record.exit,
+        });
+        for client in std::mem::take(&mut self.waiting) {
+            self.api
+                .reply(client, &result, Instant::now(), &mut Vec::new());
+        }
+    }
+}
