@@ -35,6 +35,15 @@ impl Root {
         self.vmm(verb, arguments).run()
     }
 
+    /// An initramfs with nothing in it, for a guest whose agent never comes.
+    fn empty_archive(&self) -> PathBuf {
+        let path = self.path("empty.cpio");
+        let zeros = "0".repeat(8 * 11);
+        let trailer = format!("070701{zeros}0000000b00000000TRAILER!!!\0\0\0\0");
+        fs::write(&path, trailer).unwrap();
+        path
+    }
+
     fn guest(&self, verb: &str, arguments: &[&str]) -> Vmm {
         let kernel = self.path("guest.elf");
         self.vmm(verb, &["--cmdline", "say=up end=spin", "--kernel"])
@@ -187,13 +196,7 @@ fn who_cannot_be_told_is_found_before_anything_is_made() {
 #[test]
 fn a_run_that_is_stopped_before_its_workload_began_has_not_gone_well() {
     let root = Root::new();
-    let archive = root.path("empty.cpio");
-    let zeros = "0".repeat(8 * 11);
-    fs::write(
-        &archive,
-        format!("070701{zeros}0000000b00000000TRAILER!!!\0\0\0\0"),
-    )
-    .unwrap();
+    let archive = root.empty_archive();
     let vmm = root
         .guest("run", &["--name", "box", "--initramfs"])
         .arg(&archive)
@@ -210,13 +213,7 @@ fn a_run_that_is_stopped_before_its_workload_began_has_not_gone_well() {
 #[test]
 fn lc02_a_background_process_that_is_killed_as_it_boots_is_told_of() {
     let root = Root::new();
-    let archive = root.path("empty.cpio");
-    let zeros = "0".repeat(8 * 11);
-    fs::write(
-        &archive,
-        format!("070701{zeros}0000000b00000000TRAILER!!!\0\0\0\0"),
-    )
-    .unwrap();
+    let archive = root.empty_archive();
     let vmm = root
         .guest("start", &["box", "-d", "--initramfs"])
         .arg(&archive)

@@ -163,8 +163,10 @@ fn vs01_no_rx_buffers_while_the_host_writes_then_closes_is_no_spin_and_delivered
         elapsed > Duration::from_millis(200),
         "starved for {elapsed:?} only"
     );
+    // The case allows two in 200 ms; a spin would make thousands.
+    let allowed = 2 * elapsed.as_millis().div_ceil(200);
     assert!(
-        woken <= 2,
+        u128::from(woken) <= allowed,
         "the loop woke {woken} times in {elapsed:?} with nothing to do"
     );
     let answer = client.rest();
