@@ -13,6 +13,7 @@ mod modules;
 mod nest;
 mod place;
 mod process;
+mod random;
 mod run;
 mod say;
 mod setup;

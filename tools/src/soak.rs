@@ -23,6 +23,7 @@ use crate::kvm::{Kvm, Wish};
 use crate::nest;
 use crate::place::Place;
 use crate::process::capture;
+use crate::random::Random;
 use crate::run::Parts;
 use crate::say;
 use sandbox::Sandbox;
@@ -149,7 +150,7 @@ type Counts = BTreeMap<&'static str, u64>;
 
 /// One worker: a sandbox of its own, used at random until the time is over.
 fn work(vmm: &Path, root: &Path, end: Instant, number: u64, seed: u64) -> Result<Counts> {
-    let mut random = Random(seed.wrapping_mul(2).wrapping_add(number) | 1);
+    let mut random = Random::part(seed, number);
     let mut counts = Counts::new();
     let sandbox = Sandbox::new(vmm, root, &format!("soak{number}"));
     sandbox.start()?;
@@ -188,16 +189,4 @@ fn work(vmm: &Path, root: &Path, end: Instant, number: u64, seed: u64) -> Result
     sandbox.settled(&baseline)?;
     sandbox.remove()?;
     Ok(counts)
-}
-
-/// xorshift64: enough to choose by, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
 }

@@ -1,5 +1,7 @@
 //! Percentiles and the bound of a ratio. Pure.
 
+use crate::random::{Random, SPREAD};
+
 /// The order statistics that are told of a series.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Summary {
@@ -41,10 +43,13 @@ impl Ratio {
         let pairs = ours.len().min(theirs.len());
         let (ours, theirs) = (&ours[..pairs], &theirs[..pairs]);
         let median = |series: &[f64]| Summary::of(series).p50;
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        // The same draws every time, so that a report can be checked from its samples.
+        let mut random = Random::new(SPREAD);
         let mut ratios: Vec<f64> = (0..RESAMPLES)
             .map(|_| {
-                let drawn: Vec<usize> = (0..pairs).map(|_| random.below(pairs)).collect();
+                let drawn: Vec<usize> = (0..pairs)
+                    .map(|_| random.below(pairs as u64) as usize)
+                    .collect();
                 let pick = |series: &[f64]| {
                     median(&drawn.iter().map(|index| series[*index]).collect::<Vec<_>>())
                 };
@@ -66,18 +71,6 @@ fn rank(sorted: &[f64], at: f64) -> f64 {
         .get(index.clamp(1, sorted.len().max(1)) - 1)
         .copied()
         .unwrap_or(0.0)
-}
-
-/// xorshift64: the same draws every time, so that a report can be checked from its samples.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
-    }
 }
 
 #[cfg(test)]
