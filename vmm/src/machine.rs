@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 
 use kvm_ioctls::{Kvm, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -244,6 +245,21 @@ impl Machine {
         &self.bus
     }
 
+    /// Runs the machine on a thread of its own, and wakes `done` when it has ended.
+    ///
+    /// # Errors
+    /// When the host has no thread left; the machine is gone then.
+    pub fn spawn(self, done: Waker) -> io::Result<MachineThread> {
+        thread::Builder::new()
+            .name("devices".to_owned())
+            .spawn(move || {
+                let reason = self.run();
+                done.wake();
+                reason
+            })
+            .map(MachineThread)
+    }
+
     /// Runs the machine: vCPUs in threads of their own, the device loop on this one, until it ends.
     ///
     /// # Errors
@@ -279,6 +295,20 @@ impl Machine {
         drop(devices);
         drop((vm, memory));
         reason
+    }
+}
+
+/// The thread of [`Machine::spawn`].
+pub struct MachineThread(JoinHandle<Result<ExitReason, Error>>);
+
+impl MachineThread {
+    /// Waits for the machine's end.
+    ///
+    /// # Errors
+    /// Those of [`Machine::run`].
+    pub fn join(self) -> Result<ExitReason, Error> {
+        let panicked = || ExitReason::Failed("the device loop panicked".to_owned());
+        self.0.join().unwrap_or_else(|_| Ok(panicked()))
     }
 }
 

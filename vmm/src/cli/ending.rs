@@ -1,12 +1,29 @@
 //! What the end of a command means for a shell.
 
+use std::io;
+
 use vmm_client::Ended;
-use vmm_protocol::{Cause, StartStage};
+use vmm_protocol::{CancelReason, Cause, ExecRequest, StartStage};
 
 use super::{say, status};
 
+/// What a command's start may fail on, for the message: program and working directory.
+pub(crate) fn asked(request: &ExecRequest) -> [String; 2] {
+    let program = request.argv.first().map_or(&[][..], Vec::as_slice);
+    [program, &request.cwd].map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// Why a command is cancelled when a signal ends us.
+pub(crate) fn reason(signal: i32) -> CancelReason {
+    match signal {
+        libc::SIGINT => CancelReason::Interrupt,
+        libc::SIGTERM => CancelReason::Terminate,
+        _ => CancelReason::Request,
+    }
+}
+
 /// The exit status of a command that has ended, with a word on stderr on what the status alone does not say. `asked` is
-/// its program and working directory; `signal` the one that made us cancel it.
+/// what [`asked`] made of its request; `signal` the one that made us cancel it, `stdout_error` what did so before.
 ///
 /// # Errors
 /// In words, when it is lost or was refused: that is a failure of the tool's (125).
@@ -14,7 +31,13 @@ pub(crate) fn status(
     ended: &Ended,
     asked: &[String; 2],
     signal: Option<i32>,
+    stdout_error: Option<io::Error>,
 ) -> Result<u8, String> {
+    if let Some(error) = stdout_error {
+        say(&format!(
+            "vmm: cannot write to stdout, so the command was cancelled: {error}"
+        ));
+    }
     let record = match ended {
         Ended::Exit(record) => record,
         Ended::Refused { message, .. } => {
@@ -35,7 +58,7 @@ pub(crate) fn status(
             say(&format!(
                 "vmm: the command did not start: {}{value}: {}",
                 stage.name(),
-                std::io::Error::from_raw_os_error(*errno)
+                io::Error::from_raw_os_error(*errno)
             ));
         }
         (Cause::TimedOut, _) => say("vmm: the command was killed: its --timeout passed"),

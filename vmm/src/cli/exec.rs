@@ -3,20 +3,18 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use vmm_client::{Control, Deadlines, GenerationTag};
+use vmm_client::{Control, GenerationTag};
 use vmm_events::{Answer, Interest, Poller, Waker};
-use vmm_protocol::CancelReason;
 
 use super::ending;
 use super::flags::ExecFlags;
 use super::output::Output;
 use super::plan::Error;
 use super::signals::Signals;
-use super::stream::{Finished, Progress, stream};
+use super::stream::{self, Finished, Progress};
 use super::{chain, say, status, units};
 use crate::sandbox::{self, Current, Name, Phase, Sandbox, State, View};
 
@@ -66,58 +64,31 @@ impl Exec {
     fn checked(&self) -> Result<u8, Error> {
         let request = self.exec.request(&self.argv)?;
         let (socket, tag) = reach(&sandbox::root(self.dir.as_deref()), &self.name)?;
-        let status_file = self
-            .exec
-            .status_file
-            .as_ref()
-            .map(|file| file.open())
-            .transpose()?;
+        let status_file = self.exec.open_status_file()?;
         let output = Output::of_process(self.exec.json)
             .map_err(|source| Error::Host("stdout and stderr", source))?
             .with_status_file(status_file);
         let numbers = [&ENDING[..], &PASSED_ON].concat();
         let signals =
             Signals::collect(&numbers).map_err(|source| Error::Host("signals", source))?;
-        let mut poller = Poller::new().map_err(machine)?;
-        let signals = poller
-            .register(signals, Interest::READ, Token::Signal)
-            .map_err(machine)?;
-        let waker = Waker::new().map_err(machine)?;
-        let woken = poller
-            .register(waker.clone(), Interest::READ, Token::Progress)
-            .map_err(machine)?;
+        let mut poller = Poller::new()?;
+        let signals = poller.register(signals, Interest::READ, Token::Signal)?;
+        let waker = Waker::new()?;
+        let woken = poller.register(waker.clone(), Interest::READ, Token::Progress)?;
         let (sender, progress) = channel();
-        let program = request.argv.first().map_or(&[][..], Vec::as_slice);
-        let asked =
-            [program, &request.cwd].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-        thread::Builder::new()
-            .name("exec".to_owned())
-            .spawn(move || {
-                let report = move |progress| {
-                    // The main thread outlives this one, or the process ends.
-                    let _ = sender.send(progress);
-                    waker.wake();
-                };
-                stream(
-                    &socket,
-                    &tag,
-                    &Deadlines::default(),
-                    &request,
-                    output,
-                    &report,
-                );
-            })
+        let asked = ending::asked(&request);
+        stream::spawn(socket, tag, request, output, sender, waker)
             .map_err(|source| Error::Host("a thread", source))?;
         let mut control: Option<Control> = None;
-        let mut ending: Option<i32> = None;
+        let mut signal: Option<i32> = None;
         let mut deadline: Option<Instant> = None;
         loop {
             let timeout = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            if let (Some(Duration::ZERO), Some(number)) = (timeout, ending) {
+            if let (Some(Duration::ZERO), Some(number)) = (timeout, signal) {
                 say("vmm: the guest does not answer the cancel: its workload may still run");
                 return Ok(status::signaled(number));
             }
-            poller.wait(timeout).map_err(machine)?;
+            poller.wait(timeout)?;
             while let Some(event) = poller.next_event() {
                 poller.answer(&event, Answer::Handled);
                 match event.token {
@@ -133,17 +104,12 @@ impl Exec {
                             continue;
                         }
                         // The first one asks, the second does not wait for the answer.
-                        if ending.replace(number).is_some() || control.is_none() {
+                        if signal.replace(number).is_some() || control.is_none() {
                             return Ok(status::signaled(number));
                         }
                         deadline = Some(Instant::now() + GRACE + ABANDON);
                         if let Some(control) = &control {
-                            let reason = match number {
-                                libc::SIGINT => CancelReason::Interrupt,
-                                libc::SIGTERM => CancelReason::Terminate,
-                                _ => CancelReason::Request,
-                            };
-                            let _ = control.cancel(reason, GRACE);
+                            let _ = control.cancel(ending::reason(number), GRACE);
                         }
                     }
                     Token::Progress => {
@@ -152,7 +118,7 @@ impl Exec {
                             match progress {
                                 Progress::Asked(handle) => control = Some(handle),
                                 Progress::Done(finished) => {
-                                    return conclude(finished, &asked, ending);
+                                    return conclude(finished, &asked, signal);
                                 }
                             }
                         }
@@ -169,14 +135,7 @@ fn conclude(finished: Finished, asked: &[String; 2], signal: Option<i32>) -> Res
         Finished::Ended {
             ended,
             stdout_error,
-        } => {
-            if let Some(error) = stdout_error {
-                say(&format!(
-                    "vmm: cannot write to stdout, so the command was cancelled: {error}"
-                ));
-            }
-            ending::status(&ended, asked, signal).map_err(Error::Ended)
-        }
+        } => ending::status(&ended, asked, signal, stdout_error).map_err(Error::Ended),
     }
 }
 
@@ -216,8 +175,4 @@ pub fn reach(root: &std::path::Path, name: &Name) -> Result<(PathBuf, Generation
         // Between the two looks it has begun to end.
         None => Err(Error::Ended(format!("sandbox {name} is stopping"))),
     }
-}
-
-fn machine(error: vmm_events::Error) -> Error {
-    Error::Machine(error.into())
 }

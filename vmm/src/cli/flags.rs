@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use vmm_protocol::limits::CONTROL_PORT;
 use vmm_protocol::{ExecRequest, InvalidRequest, Policy, User};
 
-use super::status_file::StatusFile;
+use super::status_file::{self, StatusFile};
 use super::units::{self, OutputLimit};
 use crate::supervisor::HostPorts;
 
@@ -176,6 +176,14 @@ pub struct ExecFlags {
 }
 
 impl ExecFlags {
+    /// The file for how the command ends, if there is to be one, checked.
+    ///
+    /// # Errors
+    /// Those of [`StatusFile::open`].
+    pub fn open_status_file(&self) -> Result<Option<status_file::Open>, status_file::Error> {
+        self.status_file.as_ref().map(StatusFile::open).transpose()
+    }
+
     /// The request to the agent.
     ///
     /// # Errors

@@ -60,6 +60,12 @@ pub enum Error {
     Stdout(#[source] std::io::Error),
 }
 
+impl From<vmm_events::Error> for Error {
+    fn from(error: vmm_events::Error) -> Self {
+        Self::Machine(error.into())
+    }
+}
+
 /// The machine that the flags describe.
 ///
 /// # Errors

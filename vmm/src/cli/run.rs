@@ -67,12 +67,7 @@ impl Run {
     fn life(&self) -> Result<u8, Error> {
         let request = self.exec.request(&self.argv)?;
         let config = plan::config(&self.vm)?;
-        let status_file = self
-            .exec
-            .status_file
-            .as_ref()
-            .map(|file| file.open())
-            .transpose()?;
+        let status_file = self.exec.open_status_file()?;
         if self.background.wanted() {
             return background::spawn(status::TOOL)
                 .map_err(|source| Error::Host("the background process", source));

@@ -1,7 +1,5 @@
 //! `vmm start`: a sandbox that stays.
 
-use std::time::Duration;
-
 use clap::Args;
 
 use super::background::{self, Background};
@@ -72,6 +70,3 @@ impl Start {
         Ok(supervisor::run(plan)?)
     }
 }
-
-/// The default of `--stop-time`.
-pub const STOP_TIME: Duration = Duration::from_secs(10);

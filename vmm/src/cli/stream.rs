@@ -1,10 +1,13 @@
 //! The exec thread: opens the session, asks for the command, and writes what comes to our own streams.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+use std::thread;
 use std::time::Duration;
 
 use vmm_client::{Control, Deadlines, Ended, Event, GenerationTag, Session};
+use vmm_events::Waker;
 use vmm_protocol::{CancelReason, ExecRequest};
 
 use super::output::Output;
@@ -30,16 +33,38 @@ pub enum Finished {
     NoSession(String),
 }
 
-/// Runs `request` in the life that `tag` names and writes to `output`.
-pub fn stream(
+/// Runs `request` in the life that `tag` names on a thread of its own, which writes to `output`. What it has to say goes
+/// to `progress`, and `waker` is woken after each word.
+///
+/// # Errors
+/// When the host has no thread left.
+pub fn spawn(
+    socket: PathBuf,
+    tag: GenerationTag,
+    request: ExecRequest,
+    output: Output,
+    progress: Sender<Progress>,
+    waker: Waker,
+) -> io::Result<()> {
+    let report = move |word| {
+        // Whoever listens outlives this thread, or the process ends.
+        let _ = progress.send(word);
+        waker.wake();
+    };
+    thread::Builder::new()
+        .name("exec".to_owned())
+        .spawn(move || stream(&socket, &tag, &request, output, &report))
+        .map(drop)
+}
+
+fn stream(
     socket: &Path,
     tag: &GenerationTag,
-    deadlines: &Deadlines,
     request: &ExecRequest,
     mut output: Output,
     report: &dyn Fn(Progress),
 ) {
-    let opened = Session::connect(socket, tag, deadlines)
+    let opened = Session::connect(socket, tag, &Deadlines::default())
         .map_err(|error| {
             format!(
                 "cannot open a session with the agent: {}",

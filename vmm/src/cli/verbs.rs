@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 pub use logs::Logs;
 pub use show::{Inspect, Ps};
 
-use super::start::STOP_TIME;
 use super::{chain, say, status, units};
 use crate::api::{Client, ClientError, Request};
 use crate::sandbox::{self, Holder, Name, Sandbox, State};
@@ -369,8 +368,3 @@ fn summary(sandbox: &Sandbox) -> Result<(State, Value), sandbox::Error> {
     });
     Ok((view.state, value))
 }
-
-const _: () = assert!(
-    STOP_TIME.as_secs() == 10,
-    "the defaults of --time and --stop-time are one"
-);

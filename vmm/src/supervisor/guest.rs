@@ -1,7 +1,6 @@
 //! A machine with an agent in it, running in a thread of its own.
 
 use std::sync::mpsc::{Receiver, channel};
-use std::thread::{self, JoinHandle};
 
 use vmm_devices::console::ConsoleLog;
 use vmm_devices::vsock::Fence;
@@ -12,13 +11,13 @@ use super::{Error, HostPorts};
 use crate::bus::Console;
 use crate::control::{Identity, Notice, Notices};
 use crate::exits::{ExitReason, Metrics};
-use crate::machine::{self, Config, Handle, Machine, Vsock};
+use crate::machine::{self, Config, Handle, Machine, MachineThread, Vsock};
 use crate::sandbox::{Life, LogFile};
 
 /// The machine's thread and what comes from it.
 pub(super) struct Guest {
     handle: Handle,
-    thread: Option<JoinHandle<Result<ExitReason, machine::Error>>>,
+    thread: Option<MachineThread>,
     pub(super) notices: Receiver<Notice>,
     pub(super) log: ConsoleLog,
     /// Woken after each notice.
@@ -68,14 +67,8 @@ impl Guest {
             None => Box::new(log.clone()),
         };
         let machine = Machine::build_with(handle.clone(), &config, console)?;
-        let done = ended.clone();
-        let thread = thread::Builder::new()
-            .name("devices".to_owned())
-            .spawn(move || {
-                let reason = machine.run();
-                done.wake();
-                reason
-            })
+        let thread = machine
+            .spawn(ended.clone())
             .map_err(|source| Error::Host("a thread", source))?;
         Ok(Self {
             handle,
@@ -105,10 +98,7 @@ impl Guest {
 
     /// Waits for its thread, which has ended or is about to; `None` if that was done before.
     pub(super) fn join(&mut self) -> Option<Result<ExitReason, machine::Error>> {
-        let ended = self.thread.take()?.join();
-        Some(
-            ended.unwrap_or_else(|_| Ok(ExitReason::Failed("the device loop panicked".to_owned()))),
-        )
+        self.thread.take().map(MachineThread::join)
     }
 }
 

@@ -17,12 +17,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
-use vmm_client::{Control, Deadlines, Ended, GenerationTag};
+use vmm_client::{Control, Ended, GenerationTag};
 use vmm_devices::console::ConsoleLog;
 use vmm_events::{Answer, Interest, Poller, Source, Waker};
 use vmm_protocol::{CancelReason, ExecRequest};
@@ -31,7 +30,7 @@ use crate::api::{self, Server};
 use crate::cli::ending;
 use crate::cli::output::{Output, exit_object};
 use crate::cli::signals::Signals;
-use crate::cli::stream::{Finished, Progress, stream};
+use crate::cli::stream::{self, Finished, Progress};
 use crate::cli::{say, status};
 use crate::console as guest_console;
 use crate::control::Notice;
@@ -222,32 +221,12 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
         None => None,
     };
     let mut asked = [String::new(), String::new()];
-    let start = plan.workload.map(|workload| {
-        let program = workload.request.argv.first().map_or(&[][..], Vec::as_slice);
-        asked = [program, &workload.request.cwd]
-            .map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    let start = plan.workload.map(|Workload { request, output }| {
+        asked = ending::asked(&request);
         let socket = life.vsock();
         let tag = GenerationTag::new(life.id(), life.generation().nonce().bytes());
         let start: Start = Box::new(move || {
-            let report = move |progress| {
-                // The main thread outlives this one, or the process ends.
-                let _ = progress_sender.send(progress);
-                exec_waker.wake();
-            };
-            let Workload { request, output } = workload;
-            thread::Builder::new()
-                .name("exec".to_owned())
-                .spawn(move || {
-                    stream(
-                        &socket,
-                        &tag,
-                        &Deadlines::default(),
-                        &request,
-                        output,
-                        &report,
-                    )
-                })
-                .map(|_| ())
+            stream::spawn(socket, tag, request, output, progress_sender, exec_waker)
         });
         start
     });
@@ -417,14 +396,9 @@ impl Supervisor {
         }
         match &self.phase {
             Phase::Running(Some(control)) => {
-                let reason = match number {
-                    libc::SIGINT => CancelReason::Interrupt,
-                    libc::SIGTERM => CancelReason::Terminate,
-                    _ => CancelReason::Request,
-                };
                 self.deadline = Some(Instant::now() + GRACE + UNPLUG);
                 // A session that is gone ends the command by itself.
-                let _ = control.cancel(reason, GRACE);
+                let _ = control.cancel(ending::reason(number), GRACE);
                 Ok(None)
             }
             // Nothing of the user's runs yet.
@@ -571,13 +545,8 @@ impl Supervisor {
             } => (ended, stdout_error),
             Finished::NoSession(why) => return Err(self.lost(why)),
         };
-        if let Some(error) = stdout_error {
-            say(&format!(
-                "vmm: cannot write to stdout, so the command was cancelled: {error}"
-            ));
-        }
         let exit = exit_object(&ended);
-        match ending::status(&ended, &self.asked, self.signal) {
+        match ending::status(&ended, &self.asked, self.signal, stdout_error) {
             Ok(status) => Ok(Done {
                 status,
                 end: match self.signal {

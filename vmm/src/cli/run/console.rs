@@ -3,7 +3,6 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::mpsc::channel;
-use std::thread;
 
 use vmm_devices::console::ConsoleLog;
 use vmm_events::{Answer, Interest, Poller, Waker};
@@ -13,7 +12,7 @@ use crate::cli::signals::Signals;
 use crate::cli::status;
 use crate::console::PassOn;
 use crate::exits::ExitReason;
-use crate::machine::{self, Config, Handle, Machine};
+use crate::machine::{Config, Handle, Machine};
 use crate::supervisor::ended;
 
 #[derive(Clone, Copy)]
@@ -43,26 +42,17 @@ pub fn run(config: &Config) -> Result<u8, Error> {
     let console = PassOn::new(log.clone(), stdout, handle.ended().clone(), on_error);
     let machine = Machine::build_with(handle.clone(), config, Box::new(console))?;
 
-    let mut poller = Poller::new().map_err(machine_error)?;
-    let _signals = poller
-        .register(signals, Interest::READ, Token::Signal)
-        .map_err(machine_error)?;
-    let done = Waker::new().map_err(machine_error)?;
-    let _done = poller
-        .register(done.clone(), Interest::READ, Token::Ended)
-        .map_err(machine_error)?;
-    let thread = thread::Builder::new()
-        .name("devices".to_owned())
-        .spawn(move || {
-            let reason = machine.run();
-            done.wake();
-            reason
-        })
+    let mut poller = Poller::new()?;
+    let _signals = poller.register(signals, Interest::READ, Token::Signal)?;
+    let done = Waker::new()?;
+    let _done = poller.register(done.clone(), Interest::READ, Token::Ended)?;
+    let thread = machine
+        .spawn(done)
         .map_err(|source| Error::Host("a thread", source))?;
 
     let mut signal = None;
     'wait: loop {
-        poller.wait(None).map_err(machine_error)?;
+        poller.wait(None)?;
         while let Some(event) = poller.next_event() {
             poller.answer(&event, Answer::Handled);
             match event.token {
@@ -80,10 +70,7 @@ pub fn run(config: &Config) -> Result<u8, Error> {
             }
         }
     }
-    let reason = match thread.join() {
-        Ok(reason) => reason?,
-        Err(_) => ExitReason::Failed("the device loop panicked".to_owned()),
-    };
+    let reason = thread.join()?;
     if let Ok(error) = stdout_error.try_recv() {
         return Err(Error::Stdout(error));
     }
@@ -92,8 +79,4 @@ pub fn run(config: &Config) -> Result<u8, Error> {
         (ExitReason::Stopped, Some(number)) => Ok(status::signaled(number)),
         (other, _) => Err(Error::Ended(other.to_string())),
     }
-}
-
-fn machine_error(error: vmm_events::Error) -> Error {
-    Error::Machine(machine::Error::from(error))
 }
