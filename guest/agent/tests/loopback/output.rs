@@ -60,10 +60,10 @@ fn ex01_the_chunk_that_crosses_the_cap_is_forwarded_up_to_the_last_byte_that_fit
 fn ex02_after_the_limit_a_descendant_outside_the_process_group_dies_unheard() {
     let sandbox = Sandbox::new();
     let alive = sandbox.folder.path().join("alive");
-    let mut request = sh(
-        "setsid sh -c 'echo $$ > $0; trap \"\" TERM HUP PIPE; while :; do echo zzzzzzzz; done' $0 & \
-         head -c 4000 /dev/zero | tr '\\0' a; wait",
-    );
+    // The flood begins when the descendant is there: its number is in the file by then.
+    let mut request = sh("mkfifo $0.up; \
+         setsid sh -c 'trap \"\" TERM HUP PIPE; echo $$ > $0; echo > $0.up; while :; do echo zzzzzzzz; done' $0 & \
+         read up < $0.up; head -c 4000 /dev/zero | tr '\\0' a; wait");
     request
         .argv
         .push(alive.clone().into_os_string().into_encoded_bytes());
@@ -76,12 +76,15 @@ fn ex02_after_the_limit_a_descendant_outside_the_process_group_dies_unheard() {
     );
     assert_eq!(*outcome.cause(), Cause::OutputLimit);
     assert!(outcome.record().leaf_empty);
-    if let Ok(pid) = std::fs::read_to_string(alive) {
-        assert!(
-            !std::path::Path::new(&format!("/proc/{}", pid.trim())).exists(),
-            "it has died"
-        );
-    }
+    let pid: u32 = std::fs::read_to_string(alive)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    assert!(
+        !std::path::Path::new(&format!("/proc/{pid}")).exists(),
+        "it has died"
+    );
 }
 
 #[test]
