@@ -6,7 +6,7 @@ use super::background::{self, Background};
 use super::flags::{SuperviseFlags, VmFlags};
 use super::plan::{self, Error};
 use super::{chain, say, status};
-use crate::sandbox::{self, Keep, LogFile, Name, Sandbox};
+use crate::sandbox::{self, Keep, LogFile, Name, Sandbox, sweep_unnamed};
 use crate::supervisor::{self, Plan};
 
 /// Flags of `vmm start`.
@@ -47,6 +47,7 @@ impl Start {
         self.supervise.log();
         let parent = plan::parent(self.supervise.die_with_parent, self.background.launcher)?;
         let root = sandbox::root(self.vm.dir.as_deref());
+        sweep_unnamed(&root);
         let sandbox = Sandbox::new(&root, self.name.clone());
         let (claim, announce) = plan::announce(&self.supervise, sandbox.claim()?)?;
         let life = claim.begin(Keep::Records)?;

@@ -3,12 +3,11 @@
 mod logs;
 mod show;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 use serde_json::{Value, json};
 
@@ -17,7 +16,7 @@ pub use show::{Inspect, Ps};
 
 use super::{chain, say, status, units};
 use crate::api::{Client, ClientError, Request};
-use crate::sandbox::{self, Holder, Name, Sandbox, State};
+use crate::sandbox::{self, Holder, Name, Process, Sandbox, State};
 
 /// Beyond its grace, until a sandbox that does not end by itself is killed.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -86,7 +85,8 @@ struct Alive {
 impl Alive {
     /// `None` if nothing runs it.
     fn find(sandbox: Sandbox) -> Result<Option<Self>, Error> {
-        let Some(holder) = sandbox.view()?.holder else {
+        // From the lock alone, so that no other file's damage keeps a sandbox from being ended.
+        let Some(holder) = Holder::read(&sandbox.file("lock"))? else {
             return Ok(None);
         };
         let process = holder
@@ -107,23 +107,8 @@ impl Alive {
 
     /// Waits for the process's end; false if it has not come in time.
     fn gone(&self, within: Duration) -> Result<bool, Error> {
-        let timeout = Timespec {
-            tv_sec: i64::try_from(within.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: within.subsec_nanos().into(),
-        };
-        loop {
-            let mut polled = [PollFd::from_borrowed_fd(
-                self.process.as_fd(),
-                PollFlags::IN,
-            )];
-            match poll(&mut polled, Some(&timeout)) {
-                Ok(count) => return Ok(count > 0),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => {
-                    return Err(Error::Host("wait for the sandbox's process", error.into()));
-                }
-            }
-        }
+        Process::ended(&self.process, within)
+            .map_err(|source| Error::Host("wait for the sandbox's process", source))
     }
 
     /// Ends it in any case: by its own hand if that works within a time, or by ours.
@@ -227,7 +212,7 @@ impl Rm {
                 Err(error) => return Err(error),
             }
         }
-        sandbox.claim()?.remove()?;
+        sandbox.remove()?;
         Ok(status::OK)
     }
 }
@@ -246,18 +231,26 @@ impl Wait {
     /// Waits for its end and prints its status.
     pub fn main(&self) -> Result<u8, Error> {
         let sandbox = self.target.sandbox()?;
-        if let Some(alive) = Alive::find(sandbox.clone())? {
-            let asked = alive
-                .client()
-                .and_then(|mut client| client.ask(&Request::Wait));
-            if let Err(error) = asked {
-                tracing::debug!(%error, "the control socket was of no use");
+        let last = sandbox.file("last.json");
+        let record = match Alive::find(sandbox)? {
+            None => sandbox::read_json(&last)?,
+            Some(alive) => {
+                let told = alive
+                    .client()
+                    .and_then(|mut client| client.ask(&Request::Wait))
+                    .inspect_err(|error| {
+                        tracing::debug!(%error, "the control socket was of no use");
+                    });
+                // However it ended, and whatever it said, its process goes.
+                while !alive.gone(Duration::from_secs(3600))? {}
+                // By now it may have been removed, or live again: then what it told is all there is.
+                let generation = alive.holder.generation.to_string();
+                sandbox::read_json(&last)?
+                    .filter(|record| record["generation"] == generation.as_str())
+                    .or(told.ok())
             }
-            // However it ended, and whatever it said, its process goes.
-            while !alive.gone(Duration::from_secs(3600))? {}
-        }
-        let view = sandbox.view()?;
-        match view.last {
+        };
+        match record {
             Some(last) if self.json => print(&last),
             Some(last) => print(&last["status"]),
             None => Err(Error::State(format!(

@@ -1,9 +1,11 @@
 //! From a name to a life of its own: the lock, the next generation, its folder, and what is left at its end.
 
 use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -12,11 +14,21 @@ use vmm_protocol::GenerationId;
 use vmm_snapshot::Generation;
 use vmm_snapshot::generation::Counter;
 
-use super::view::{Holder, Phase};
+use super::view::{Holder, LOCK_BYTES, Phase};
 use super::{Error, Process, Record, Sandbox, files, root};
 
-/// Bytes of the lock file, blanks included: one write replaces all of it.
-const LOCK_BYTES: usize = 512;
+/// How long a process that was killed may take to be gone: much memory takes its time.
+const SETTLE: Duration = Duration::from_secs(10);
+/// How the folder of a sandbox that is being removed begins: no name does, so nobody takes it for one.
+const REMOVED: &str = ".removed-";
+/// Files of one life, not of the sandbox; a log that the next life has no use for is not to be taken for its own.
+const OF_A_LIFE: [&[u8]; 5] = [
+    b"current.json",
+    b"last.json",
+    b"monitor.log",
+    b"output.log",
+    b"output.log.1",
+];
 /// The file by which a dead run without a name is known.
 const UNNAMED: &str = "unnamed";
 
@@ -35,7 +47,7 @@ pub enum Keep {
 pub struct Claim {
     sandbox: Sandbox,
     lock: File,
-    /// It was made by this claim.
+    /// It has had no life yet.
     new: bool,
 }
 
@@ -43,24 +55,52 @@ impl Sandbox {
     /// Makes the sandbox where it is missing, and takes its lock.
     ///
     /// # Errors
-    /// [`Error::Busy`] names the holder, which is not disturbed; [`Error::Root`]; [`Error::File`].
+    /// [`Error::Busy`] names the holder, which is not disturbed; [`Error::Root`]; [`Error::File`];
+    /// [`Error::Generation`] for a counter that cannot be read.
     pub fn claim(&self) -> Result<Claim, Error> {
         // Refused before anything is made: the next life's folder by the longest name that it can have.
-        let next = Counter::in_folder(&self.folder()).last()?.saturating_add(1);
+        let counter = Counter::in_folder(&self.folder());
+        let next = counter.last()?.saturating_add(1);
         root::check_length(&self.file(&format!("g{next}-{:08x}", 0)))?;
         root::ready(&self.root)?;
+        let lock = self.lock()?;
+        Ok(Claim {
+            sandbox: self.clone(),
+            lock,
+            // A claim that was dropped before its life began counts for nothing.
+            new: counter.last()? == 0,
+        })
+    }
+
+    /// Removes it, whatever its files hold.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if a process runs it; [`Error::Root`]; [`Error::File`].
+    pub fn remove(&self) -> Result<(), Error> {
+        let _lock = self.lock()?;
+        remove(self)
+    }
+
+    fn lock(&self) -> Result<File, Error> {
         // Between opening the file and locking it the sandbox may be removed; then there is another file, or none.
+        let mut waited = None;
         loop {
-            let new = match root::make(&self.folder(), false) {
-                Ok(()) => true,
+            match root::make(&self.folder(), false) {
+                Ok(()) => {}
                 Err(root::Error::Make { source, .. })
-                    if source.kind() == std::io::ErrorKind::AlreadyExists =>
+                    if source.kind() == ErrorKind::AlreadyExists =>
                 {
-                    root::check(&self.folder())?;
-                    false
+                    match root::check(&self.folder()) {
+                        Err(root::Error::Make { source, .. })
+                            if source.kind() == ErrorKind::NotFound =>
+                        {
+                            continue;
+                        }
+                        checked => checked?,
+                    }
                 }
                 Err(error) => return Err(error.into()),
-            };
+            }
             let path = self.file("lock");
             let opened = OpenOptions::new()
                 .read(true)
@@ -71,19 +111,28 @@ impl Sandbox {
                 .custom_flags(libc::O_NOFOLLOW)
                 .open(&path);
             let lock = match opened {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 other => other.map_err(Error::file("open", &path))?,
             };
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => {
                     let holder = Holder::read(&path).ok().flatten();
+                    let holder = match holder {
+                        Some(holder) if holder.process.is_alive() => holder.to_string(),
+                        // Killed, and not done yet with giving back its memory. Once more when it is.
+                        Some(Holder { process, .. })
+                            if waited != Some(process) && process.gone(SETTLE).unwrap_or(false) =>
+                        {
+                            waited = Some(process);
+                            continue;
+                        }
+                        // The file still names the one before: the holder has not said yet who it is.
+                        _ => "another process".to_owned(),
+                    };
                     return Err(Error::Busy {
                         name: self.name.clone(),
-                        holder: holder.map_or_else(
-                            || "another process".to_owned(),
-                            |holder| holder.to_string(),
-                        ),
+                        holder,
                     });
                 }
                 Err(error) => return Err(Error::file("lock", &path)(error.into())),
@@ -93,11 +142,7 @@ impl Sandbox {
                 .metadata()
                 .is_ok_and(|there| there.ino() == ours.ino() && there.dev() == ours.dev())
             {
-                return Ok(Claim {
-                    sandbox: self.clone(),
-                    lock,
-                    new,
-                });
+                return Ok(lock);
             }
         }
     }
@@ -120,13 +165,15 @@ impl Claim {
     /// sockets, and says `starting`.
     ///
     /// # Errors
-    /// [`Error::Generation`], [`Error::File`], [`Error::Root`]; a sandbox that this claim made is gone again.
+    /// [`Error::Generation`], [`Error::File`], [`Error::Root`]; a sandbox that had no life yet is gone again.
     pub fn begin(self, keep: Keep) -> Result<Life, Error> {
         let new = self.new;
         let sandbox = self.sandbox.clone();
+        // Held until it is gone, so that nobody begins what we remove.
+        let held = self.lock.try_clone();
         let begun = self.try_begin(keep);
-        if begun.is_err() && new {
-            let _ = fs::remove_dir_all(sandbox.folder());
+        if begun.is_err() && new && held.is_ok() {
+            let _ = remove(&sandbox);
         }
         begun
     }
@@ -174,7 +221,7 @@ impl Claim {
                 bytes.first() == Some(&b'g') && bytes.get(1).is_some_and(u8::is_ascii_digit);
             let removed = if is_life {
                 fs::remove_dir_all(&path)
-            } else if bytes == b"current.json" || bytes == b"last.json" {
+            } else if OF_A_LIFE.contains(&bytes) {
                 fs::remove_file(&path)
             } else {
                 Ok(())
@@ -189,20 +236,61 @@ impl Claim {
     /// # Errors
     /// [`Error::File`].
     pub fn remove(self) -> Result<(), Error> {
-        let folder = self.sandbox.folder();
-        fs::remove_dir_all(&folder).map_err(Error::file("remove", &folder))
+        remove(&self.sandbox)
     }
 }
 
-/// Removes runs without a name whose process was killed. What cannot be removed is the next one's to try.
-pub fn sweep_unnamed(root: &std::path::Path) {
+/// Removes a sandbox whose lock we hold. It goes at once, by a rename: were its files removed one by one under its name,
+/// another process could make and lock a new lock file in the folder meanwhile, and lose that.
+fn remove(sandbox: &Sandbox) -> Result<(), Error> {
+    let folder = sandbox.folder();
+    static REMOVALS: AtomicU32 = AtomicU32::new(0);
+    let number = REMOVALS.fetch_add(1, Ordering::Relaxed);
+    let aside = sandbox
+        .root
+        .join(format!("{REMOVED}{}-{number}", std::process::id()));
+    // What a killed process of our number left there.
+    let _ = fs::remove_dir_all(&aside);
+    fs::rename(&folder, &aside).map_err(Error::file("remove", &folder))?;
+    // Whoever was on the way into the folder before the rename may still make one lock file, which it then gives up.
+    let mut tries = 0..16;
+    loop {
+        match fs::remove_dir_all(&aside) {
+            Ok(()) => return Ok(()),
+            // Another process swept it.
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error)
+                if error.kind() == ErrorKind::DirectoryNotEmpty && tries.next().is_some() => {}
+            Err(error) => return Err(Error::file("remove", &aside)(error)),
+        }
+    }
+}
+
+/// Removes runs without a name whose process was killed, and what a killed removal left. What cannot be removed is the
+/// next one's to try.
+pub fn sweep_unnamed(root: &Path) {
+    // Which checks that the root is ours.
     for sandbox in Sandbox::list(root).unwrap_or_default() {
-        if sandbox.file(UNNAMED).exists()
+        let marked = || sandbox.file(UNNAMED).exists();
+        if marked()
             && let Ok(claim) = sandbox.claim()
-            // Between the mark and the claim it may have been removed, and begun anew.
-            && !claim.is_new()
+            // Between the mark and the claim another sweep may have removed it, so that the claim made a new one; or it
+            // was begun anew under that name, and is to stay.
+            && (claim.is_new() || marked())
         {
             let _ = claim.remove();
+        }
+    }
+    if root::check(root).is_err() {
+        return;
+    }
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        if entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(REMOVED.as_bytes())
+        {
+            let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
@@ -259,6 +347,7 @@ impl Life {
         let holder = json!({
             "pid": self.process.pid,
             "start_time": self.process.start_time,
+            "boot": self.process.boot.map(|boot| format!("{boot:032x}")),
             "generation": self.id.to_string(),
             "state": phase.name(),
         });
@@ -315,7 +404,7 @@ impl Drop for Life {
         // Whatever cannot be removed now is the next start's to sweep.
         let _ = fs::remove_dir_all(&self.sockets);
         if self.keep == Keep::Nothing {
-            let _ = fs::remove_dir_all(self.sandbox().folder());
+            let _ = remove(self.sandbox());
         } else if self.concluded {
             let _ = fs::remove_file(self.sandbox().file("current.json"));
         }

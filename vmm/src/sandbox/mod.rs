@@ -3,7 +3,7 @@
 //! ```text
 //! <root>/                   0700, ours
 //!   <name>/                 one sandbox, from its first start to `rm`
-//!     lock                  locked for the life of the process: pid, start time, generation, state
+//!     lock                  locked for the life of the process: pid, start time, boot, generation, state
 //!     counter               the number of its last life
 //!     config.json           what it was last started with
 //!     current.json          the present life, with its nonce: starting, then ready

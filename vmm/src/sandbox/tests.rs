@@ -96,8 +96,14 @@ fn what_a_killed_life_left_is_swept_by_the_next_and_the_counter_goes_on() {
     fs::create_dir(old.1.parent().unwrap()).unwrap();
     fs::write(&old.1, "").unwrap();
     fs::write(&lock, said).unwrap();
+    for log in ["output.log", "output.log.1", "monitor.log"] {
+        fs::write(sandbox.file(log), "of the life before").unwrap();
+    }
     let life = sandbox.claim().unwrap().begin(Keep::Records).unwrap();
     assert!(!old.1.parent().unwrap().exists());
+    for log in ["output.log", "output.log.1", "monitor.log"] {
+        assert!(!sandbox.file(log).exists(), "{log}");
+    }
     assert_eq!(life.id().counter, old.0.counter + 1);
     assert_ne!(life.id().public_id, old.0.public_id);
 }
@@ -188,4 +194,124 @@ fn damaged_files_are_named_with_the_remedy() {
     }
     fs::write(sandbox.file("lock"), "").unwrap();
     assert_eq!(sandbox.view().unwrap().state, State::Dead);
+}
+
+#[test]
+fn ge08_a_holder_that_has_not_said_who_it_is_is_not_taken_for_the_one_before() {
+    let root = Root::new();
+    let sandbox = root.sandbox("box");
+    drop(sandbox.claim().unwrap().begin(Keep::Records).unwrap());
+    let lock = sandbox.file("lock");
+    let said = fs::read_to_string(&lock).unwrap();
+    let own = Process::own().unwrap();
+    let ended = format!("\"start_time\":{}", own.start_time - 1);
+    let said = said.replace(&format!("\"start_time\":{}", own.start_time), &ended);
+    fs::write(&lock, said).unwrap();
+    let claim = sandbox.claim().unwrap();
+    let error = sandbox.claim().unwrap_err().to_string();
+    assert!(
+        error.contains("another process") && !error.contains("generation"),
+        "{error}"
+    );
+    drop(claim);
+}
+
+#[test]
+fn a_claim_holds_what_it_claimed_however_others_claim_and_remove() {
+    let root = Root::new();
+    let sandbox = root.sandbox("box");
+    let holders = std::sync::atomic::AtomicU32::new(0);
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| {
+                use std::sync::atomic::Ordering::SeqCst;
+                for round in 0..2_000 {
+                    match sandbox.claim() {
+                        Ok(claim) => {
+                            assert_eq!(holders.fetch_add(1, SeqCst), 0, "claimed twice");
+                            assert!(sandbox.exists(), "the lock file of a claim is gone");
+                            holders.fetch_sub(1, SeqCst);
+                            if round % 4 != 0 {
+                                claim.remove().unwrap();
+                            }
+                        }
+                        Err(Error::Busy { .. }) => {}
+                        Err(error) => panic!("{error:?}"),
+                    }
+                }
+            });
+        }
+    });
+    sandbox.remove().unwrap();
+    assert_eq!(fs::read_dir(&sandbox.root).unwrap().count(), 0);
+}
+
+#[test]
+fn sweeps_at_once_and_removals_that_were_killed_leave_nothing() {
+    let root = Root::new();
+    let folder = root.0.path().join("root");
+    for round in 0..200 {
+        let dead = root.sandbox("run-1");
+        dead.claim().unwrap();
+        fs::write(dead.file("unnamed"), "").unwrap();
+        fs::create_dir_all(folder.join(format!(".removed-{round}-run-2/g1-00000000"))).unwrap();
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| sweep_unnamed(&folder));
+            }
+        });
+        let left: Vec<_> = fs::read_dir(&folder).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[test]
+fn a_sandbox_can_be_removed_whatever_its_files_hold() {
+    let root = Root::new();
+    for file in [
+        "lock",
+        "counter",
+        "config.json",
+        "last.json",
+        "current.json",
+    ] {
+        let sandbox = root.sandbox("box");
+        drop(sandbox.claim().unwrap().begin(Keep::Records).unwrap());
+        fs::write(sandbox.file(file), b"\xff{").unwrap();
+        sandbox.remove().unwrap();
+        assert!(!sandbox.folder().exists(), "{file}");
+    }
+    let sandbox = root.sandbox("box");
+    let life = sandbox.claim().unwrap().begin(Keep::Records).unwrap();
+    assert!(matches!(sandbox.remove(), Err(Error::Busy { .. })));
+    drop(life);
+}
+
+#[test]
+fn what_a_long_command_makes_of_the_configuration_is_read_back() {
+    let root = Root::new();
+    let sandbox = root.sandbox("box");
+    drop(sandbox.claim().unwrap().begin(Keep::Records).unwrap());
+    // The largest request, of bytes that JSON escapes.
+    let value = serde_json::json!({"command": ["\u{1}".repeat(256 << 10)]});
+    write_json(&sandbox.file("config.json"), &value).unwrap();
+    assert_eq!(sandbox.view().unwrap().config, Some(value));
+    fs::write(sandbox.file("config.json"), b"\xff").unwrap();
+    assert!(matches!(sandbox.view(), Err(Error::Damaged { .. })));
+}
+
+#[test]
+fn a_first_life_that_cannot_begin_leaves_nothing_and_a_later_one_leaves_all() {
+    let root = Root::new();
+    let sandbox = root.sandbox("box");
+    for (first, keeps) in [(true, false), (false, true)] {
+        if !first {
+            drop(sandbox.claim().unwrap().begin(Keep::Records).unwrap());
+        }
+        let claim = sandbox.claim().unwrap();
+        // Where the state is to be replaced by a rename.
+        fs::create_dir(sandbox.file("current.new")).unwrap();
+        assert!(claim.begin(Keep::Records).is_err());
+        assert_eq!(sandbox.exists(), keeps);
+    }
 }

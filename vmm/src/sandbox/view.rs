@@ -1,12 +1,17 @@
 //! What others see of a sandbox.
 
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use vmm_protocol::GenerationId;
 
 use super::{Error, Process, Sandbox, files};
+
+/// Bytes of the lock file, blanks included: one write replaces all of it.
+pub(super) const LOCK_BYTES: usize = 512;
 
 /// How far a life is, as its own process says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +88,10 @@ impl Holder {
     /// # Errors
     /// [`Error::File`], [`Error::Damaged`].
     pub fn read(path: &Path) -> Result<Option<Self>, Error> {
-        let text = std::fs::read(path).map_err(Error::file("read", path))?;
+        let mut text = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(LOCK_BYTES as u64).read_to_end(&mut text))
+            .map_err(Error::file("read", path))?;
         if text.iter().all(u8::is_ascii_whitespace) {
             return Ok(None);
         }
@@ -178,13 +186,17 @@ impl Sandbox {
     /// [`Error::File`], [`Error::Damaged`].
     pub fn view(&self) -> Result<View, Error> {
         let holder = Holder::read(&self.file("lock"))?;
+        let alive = holder
+            .as_ref()
+            .filter(|holder| holder.process.is_alive())
+            .map(|holder| State::Alive(holder.phase));
+        // After the look at the process, which leaves its record before it ends.
         let last = files::read_json(&self.file("last.json"))?;
-        let state = match &holder {
-            Some(holder) if holder.process.is_alive() => State::Alive(holder.phase),
-            // Its record may have come between the first look and this one.
-            _ if last.is_some() || self.file("last.json").exists() => State::Ended,
-            _ => State::Dead,
-        };
+        let state = alive.unwrap_or(if last.is_some() {
+            State::Ended
+        } else {
+            State::Dead
+        });
         Ok(View {
             state,
             holder,
@@ -198,6 +210,7 @@ fn process(value: &Value) -> Option<Process> {
     Some(Process {
         pid: u32::try_from(value["pid"].as_u64()?).ok()?,
         start_time: value["start_time"].as_u64()?,
+        boot: value["boot"].as_str().and_then(hex),
     })
 }
 
