@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -55,8 +56,7 @@ impl Logs {
         } else {
             None
         };
-        let mut text = read(&LogFile::older(&path)).map_err(failed)?;
-        let mut reader = Reader::new(&path);
+        let (mut reader, mut text) = Reader::begin(&path).map_err(failed)?;
         reader.rest(&mut text).map_err(failed)?;
         let from = self.tail.map_or(0, |lines| last_lines(&text, lines));
         let mut out = io::stdout();
@@ -103,6 +103,21 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
+/// A file; `None` if there is none of that name.
+fn open(path: &Path) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// True if both are one file, or none.
+fn same(a: Option<&File>, b: Option<&File>) -> io::Result<bool> {
+    let id = |file: &File| file.metadata().map(|found| (found.dev(), found.ino()));
+    Ok(a.map(id).transpose()? == b.map(id).transpose()?)
+}
+
 /// Reads a log on, over its change of files.
 struct Reader {
     path: PathBuf,
@@ -111,11 +126,20 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(path: &Path) -> Self {
-        Self {
-            path: path.to_owned(),
-            file: None,
-            at: 0,
+    /// A reader of a log, and what is in the file before the one that it begins with.
+    fn begin(path: &Path) -> io::Result<(Self, Vec<u8>)> {
+        loop {
+            let file = open(path)?;
+            let older = read(&LogFile::older(path))?;
+            // If the log began a new file in between, the older one is what we have opened, or younger than that.
+            if same(file.as_ref(), open(path)?.as_ref())? {
+                let reader = Self {
+                    path: path.to_owned(),
+                    file,
+                    at: 0,
+                };
+                return Ok((reader, older));
+            }
         }
     }
 
@@ -127,21 +151,15 @@ impl Reader {
                 self.at += file.read_to_end(text)? as u64;
             }
             // The file under that name is another one by now, if it was full.
-            let next = match File::open(&self.path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-                other => other?,
+            let Some(next) = open(&self.path)? else {
+                return Ok(());
             };
-            let same = |a: &File, b: &File| -> io::Result<bool> {
-                use std::os::unix::fs::MetadataExt;
-                let (a, b) = (a.metadata()?, b.metadata()?);
-                Ok((a.dev(), a.ino()) == (b.dev(), b.ino()))
-            };
+            if same(self.file.as_ref(), Some(&next))? {
+                return Ok(());
+            }
             if let Some(file) = &mut self.file {
-                if same(file, &next)? {
-                    return Ok(());
-                }
                 // What was written to the old one before it was put aside.
-                self.at += file.read_to_end(text)? as u64;
+                file.read_to_end(text)?;
             }
             (self.file, self.at) = (Some(next), 0);
         }
@@ -163,17 +181,19 @@ impl Watch {
         Ok(Self(watch))
     }
 
-    /// Waits for a change; true if the sandbox has ended.
+    /// Waits for a change; true if the sandbox has ended, or nobody reads stdout any more.
     fn wait(&self, alive: &Alive) -> io::Result<bool> {
         let mut fds = [
             PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(alive.process.as_fd(), PollFlags::IN),
+            // For nothing but its errors, which need not be asked for.
+            PollFd::from_borrowed_fd(rustix::stdio::stdout(), PollFlags::empty()),
         ];
         match poll(&mut fds, None) {
             Err(rustix::io::Errno::INTR) => return Ok(false),
             other => other?,
         };
-        let ended = !fds[1].revents().is_empty();
+        let ended = fds[1..].iter().any(|fd| !fd.revents().is_empty());
         // What changed is found by looking; the events only wake.
         let mut events = [0; 4096];
         while matches!(rustix::io::read(&self.0, &mut events), Ok(count) if count > 0) {}
@@ -206,8 +226,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.log");
         let mut log = LogFile::create(&path).unwrap();
-        let mut reader = Reader::new(&path);
-        let (mut wrote, mut got) = (Vec::new(), Vec::new());
+        let (mut reader, mut got) = Reader::begin(&path).unwrap();
+        let mut wrote = Vec::new();
         for round in 0..60_u8 {
             let block = vec![round; 60_000];
             log.write_all(&block).unwrap();
@@ -216,5 +236,38 @@ mod tests {
         }
         assert!(LogFile::older(&path).exists());
         assert!(got == wrote);
+    }
+
+    #[test]
+    fn a_log_that_begins_a_new_file_as_it_is_opened_is_read_without_a_gap() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.log");
+        let mut log = LogFile::create(&path).unwrap();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                for number in 0..1_200_000_u64 {
+                    if number % 4_096 == 0 {
+                        let block: Vec<u8> = (number..number + 4_096)
+                            .flat_map(u64::to_le_bytes)
+                            .collect();
+                        log.write_all(&block).unwrap();
+                    }
+                }
+                done.store(true, std::sync::atomic::Ordering::Release);
+            });
+            while !done.load(std::sync::atomic::Ordering::Acquire) {
+                let (mut reader, mut text) = Reader::begin(&path).unwrap();
+                // One look, as of `logs` without -f, at the file that it began with.
+                if let Some(file) = &mut reader.file {
+                    file.read_to_end(&mut text).unwrap();
+                }
+                let numbers: Vec<u64> = text
+                    .chunks_exact(8)
+                    .map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap()))
+                    .collect();
+                assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]));
+            }
+        });
     }
 }
