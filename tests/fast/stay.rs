@@ -2,11 +2,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // All of it is test code.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 use vmm_tests::{Ended, Vmm, require_kvm};
 
@@ -224,4 +227,60 @@ fn lc02_a_background_process_that_is_killed_as_it_boots_is_told_of() {
     assert_ne!(ended.status, 0);
     assert!(!ended.stderr.is_empty(), "it says that it failed");
     assert!(ended.stdout.is_empty());
+}
+
+#[test]
+fn damaged_files_keep_no_sandbox_from_being_ended_and_removed() {
+    let root = Root::new();
+    for file in ["config.json", "last.json", "current.json", "counter"] {
+        root.start(&[]);
+        let pid = i32::try_from(root.ps()["pid"].as_i64().unwrap()).unwrap();
+        let process = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
+        fs::write(root.path("r/box").join(file), b"\xff{").unwrap();
+        let removed = root.run("rm", &["-f", "box"]);
+        assert_eq!(removed.status, 0, "{file}: {}", removed.stderr);
+        assert!(!exists(&root.path("r/box")), "{file}");
+        let mut ended = [PollFd::new(&process, PollFlags::IN)];
+        assert_eq!(
+            poll(&mut ended, Some(&Timespec::default())),
+            Ok(1),
+            "{file}"
+        );
+    }
+}
+
+#[test]
+fn following_a_log_ends_with_the_sandbox_or_with_its_reader() {
+    let root = Root::new();
+    root.start(&[]);
+    let follower = root.vmm("logs", &["-f", "box"]).start();
+    follower.stdout.wait_for("up");
+    // A reader that goes while nothing more is written.
+    let mut gone = Command::new(Vmm::binary())
+        .args(["logs", "-f", "box", "--dir"])
+        .arg(root.path("r"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = [0; 2];
+    gone.stdout.take().unwrap().read_exact(&mut said).unwrap();
+    assert_eq!((&said, gone.wait().unwrap().code()), (b"up", Some(0)));
+    assert_eq!(root.run("stop", &["box"]).status, 0);
+    let ended = follower.end();
+    assert_eq!(ended.status, 0, "{}", ended.stderr);
+    assert!(ended.text().starts_with("up"), "{}", ended.text());
+}
+
+#[test]
+fn lc02_the_name_of_a_killed_monitor_is_free_at_once() {
+    let root = Root::new();
+    root.start(&[]);
+    for _ in 0..20 {
+        root.signal(Signal::KILL);
+        assert_eq!(root.ps()["state"], "dead");
+        root.start(&[]);
+    }
+    root.signal(Signal::KILL);
+    let removed = root.run("rm", &["box"]);
+    assert_eq!(removed.status, 0, "{}", removed.stderr);
 }
