@@ -337,6 +337,21 @@ fn ge11_a_client_of_another_generation_is_told_at_once() {
 }
 
 #[test]
+fn ge11_a_thousand_stale_clients_cost_a_stream_no_byte() {
+    const CHUNK: usize = 16 << 10;
+    let guest = InProcess::boot_vsock("");
+    let mut client = guest.connect(ports::SOURCE);
+    client.send(&(1000 * CHUNK as u64).to_le_bytes());
+    let stale = format!("CONNECT 1000 7-{}\n", "0".repeat(32));
+    for chunk in 0..1000 {
+        let line = Client::connect(&guest.socket(), &stale).unwrap_err();
+        assert!(line.starts_with("ERR STALE "), "{line:?}");
+        assert!(client.receive(CHUNK) == pattern((chunk * CHUNK) as u64, CHUNK));
+    }
+    assert!(client.rest().is_empty());
+}
+
+#[test]
 fn many_streams_at_once_never_mix() {
     let guest = InProcess::boot_vsock("event_idx=1");
     let mut clients: Vec<Client> = (0..48).map(|_| guest.connect(ports::ECHO)).collect();

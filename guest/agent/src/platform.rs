@@ -80,10 +80,7 @@ impl Platform for Guest {
 
     fn accept(&mut self, listener: &OwnedFd) -> Result<Option<OwnedFd>, Errno> {
         let (socket, peer) = vsock::accept(listener)?;
-        // Stock kernels have a vsock loopback: a workload can reach this port too.
-        Ok(peer
-            .is_some_and(|peer| peer.cid == vsock::CID_HOST)
-            .then_some(socket))
+        Ok(is_host(peer).then_some(socket))
     }
 
     fn dial(&mut self) -> Result<OwnedFd, Errno> {
@@ -109,5 +106,26 @@ impl Platform for Guest {
 
     fn confine(&self) -> Option<CapabilitySet> {
         Some(spawn::default_capabilities())
+    }
+}
+
+/// True for the host alone: stock kernels have a vsock loopback, by which a workload reaches the agent's port too.
+fn is_host(peer: Option<vsock::Address>) -> bool {
+    peer.is_some_and(|peer| peer.cid == vsock::CID_HOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn se03_workload_on_the_vsock_loopback_is_no_host() {
+        let from = |cid| Some(vsock::Address { cid, port: 1000 });
+        assert!(is_host(from(2)));
+        // The hypervisor's id, the loopback's, the guest's own, a sibling's, any, and a peer that has none.
+        for peer in [0, 1, 3, 4, u32::MAX].map(from) {
+            assert!(!is_host(peer), "{peer:?}");
+        }
+        assert!(!is_host(None));
     }
 }

@@ -69,6 +69,35 @@ fn ge11_stale_client_uses_nothing_of_the_guest() {
 }
 
 #[test]
+fn ge11_a_thousand_stale_clients_cost_a_stream_no_byte_and_no_descriptor() {
+    const ROUNDS: u64 = 1000;
+    let stream = |stale: bool| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut rig = Rig::new(folder.path(), |_| ());
+        let (mut client, port) = rig.connected(80);
+        let header = Rig::header(80, port, Op::ReadWrite);
+        for round in 0..ROUNDS {
+            let [up, down] = [round, !round].map(u64::to_le_bytes);
+            client.write_all(&down).unwrap();
+            rig.send_data(header, &up);
+            if stale {
+                let nonce = "000102030405060708090a0b0c0d0e0f";
+                let mut wrong = rig.client(&format!("CONNECT 1000 {}-{nonce}\n", round + 8));
+                rig.run();
+                assert_eq!(read(&mut wrong), b"ERR STALE this is generation 7\n");
+            }
+            assert_eq!(data(&rig.exchange()), down);
+            assert_eq!(read(&mut client), up);
+        }
+        assert_eq!(rig.poller.registered(), 5, "and the stream");
+        let counters = rig.host.counters();
+        assert_eq!(counters.refusals, if stale { ROUNDS } else { 0 });
+        (counters.rx_packets, counters.rx_bytes, counters.tx_packets)
+    };
+    assert_eq!(stream(true), stream(false));
+}
+
+#[test]
 fn vs11_connect_before_the_guest_listens_is_refused_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let mut rig = Rig::new(folder.path(), |_| ());

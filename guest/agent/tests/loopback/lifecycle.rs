@@ -88,33 +88,6 @@ fn ex09_a_background_process_without_the_streams_is_no_reason_to_wait() {
 }
 
 #[test]
-fn cancel_races_natural_exit_and_there_is_one_record_each_time() {
-    let sandbox = Sandbox::new();
-    let mut client = sandbox.connect();
-    for round in 0..500u64 {
-        let id = client.exec(&ExecRequest::new(["/bin/true"]));
-        if round % 2 == 0 {
-            client.started(id);
-        }
-        client.cancel(id, if round % 3 == 0 { MS } else { 0 });
-        let outcome = client.finish(id);
-        assert!(
-            matches!(
-                outcome.cause(),
-                Cause::Exited(0) | Cause::Cancelled(CancelReason::Request)
-            ),
-            "{:?}",
-            outcome.cause()
-        );
-    }
-    client.round_trip();
-    assert!(
-        client.quiet_for(Duration::from_millis(20)),
-        "nothing more was said"
-    );
-}
-
-#[test]
 fn cancel_settles_whatever_the_child_does() {
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();

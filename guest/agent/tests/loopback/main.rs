@@ -9,5 +9,6 @@ mod harness;
 mod library;
 mod lifecycle;
 mod output;
+mod races;
 mod sessions;
 mod start;
