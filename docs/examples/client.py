@@ -32,9 +32,9 @@ class Session:
         line = b""
         while not line.endswith(b"\n"):
             byte = sock.recv(1)
-            if not byte:
-                raise ConnectionError("closed")
             line += byte
+            if not byte or len(line) > 512:
+                raise ConnectionError("no answer but %r" % line)
         if not line.startswith(b"OK "):
             raise ConnectionError(line.decode())
         session = cls(sock, counter, public_id)
@@ -75,7 +75,8 @@ class Session:
             kind, id, payload = self.receive()
             if kind == 0x43:
                 stream, offset, length = struct.unpack_from("<BQI", payload)
-                assert offset == offsets[stream - 1]
+                if offset != offsets[stream - 1]:
+                    raise ConnectionError("output is missing")
                 offsets[stream - 1] += length
                 view = payload[13:]
                 while view:

@@ -243,6 +243,42 @@ fn ge13_a_monitor_killed_in_mid_stream_is_told_at_once_with_the_last_offsets() {
 }
 
 #[test]
+fn signals_of_an_exec_are_its_commands_and_term_cancels_it() {
+    let root = Root::new();
+    root.start("box", &[]);
+    let script = "trap 'echo hup' HUP; trap 'echo usr1' USR1; trap 'echo usr2; exit 7' USR2; \
+                  echo up; sleep 1000 & while :; do wait; done";
+    let exec = |script: &str| {
+        let exec = root
+            .vmm("exec")
+            .args(["box", "--", "sh", "-c", script])
+            .start();
+        exec.stdout.wait_for("up\n");
+        exec
+    };
+    let signalled = exec(script);
+    for (signal, text) in [
+        (Signal::HUP, "hup\n"),
+        (Signal::USR1, "usr1\n"),
+        (Signal::USR2, "usr2\n"),
+    ] {
+        signalled.signal(signal);
+        signalled.stdout.wait_for(text);
+    }
+    assert_eq!(signalled.end().status, 7);
+
+    let cancelled = exec("trap 'echo term; exit 0' TERM; echo up; sleep 1000 & wait");
+    cancelled.signal(Signal::TERM);
+    let ended = cancelled.end();
+    assert_eq!(
+        (ended.status, ended.text().as_str()),
+        (143, "up\nterm\n"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
 fn a_named_run_keeps_its_record_and_its_output_until_it_is_removed() {
     let root = Root::new();
     let status = root.0.path().join("status.json");

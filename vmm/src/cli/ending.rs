@@ -17,8 +17,7 @@ pub(crate) fn asked(request: &ExecRequest) -> [String; 2] {
 pub(crate) fn reason(signal: i32) -> CancelReason {
     match signal {
         libc::SIGINT => CancelReason::Interrupt,
-        libc::SIGTERM => CancelReason::Terminate,
-        _ => CancelReason::Request,
+        _ => CancelReason::Terminate,
     }
 }
 

@@ -22,10 +22,10 @@ use crate::sandbox::{self, Current, Name, Phase, Sandbox, State, View};
 const GRACE: Duration = Duration::from_secs(2);
 /// After which a guest that does not answer a cancel is not waited for.
 const ABANDON: Duration = Duration::from_secs(3);
-/// Signals that end us; the command is cancelled with them.
-const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+/// Signals that end us. The command is cancelled with them, which begins with a TERM to it.
+const ENDING: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
 /// Signals that are the command's.
-const PASSED_ON: [i32; 2] = [libc::SIGUSR1, libc::SIGUSR2];
+const PASSED_ON: [i32; 3] = [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
 
 /// Flags of `vmm exec`.
 #[derive(Debug, Args)]
@@ -80,6 +80,8 @@ impl Exec {
         stream::spawn(socket, tag, request, output, sender, waker)
             .map_err(|source| Error::Host("a thread", source))?;
         let mut control: Option<Control> = None;
+        // What came for the command before there was one: each once, as the kernel keeps them.
+        let mut early: Vec<u8> = Vec::new();
         let mut signal: Option<i32> = None;
         let mut deadline: Option<Instant> = None;
         loop {
@@ -97,9 +99,12 @@ impl Exec {
                             continue;
                         };
                         if PASSED_ON.contains(&number) {
-                            if let (Some(control), Ok(number)) = (&control, u8::try_from(number)) {
+                            let number = number as u8; // at most 64
+                            match &control {
                                 // A session that is gone ends the command by itself.
-                                let _ = control.signal(number);
+                                Some(control) => drop(control.signal(number)),
+                                None if early.contains(&number) => {}
+                                None => early.push(number),
                             }
                             continue;
                         }
@@ -116,7 +121,12 @@ impl Exec {
                         woken.inner().drain();
                         while let Ok(progress) = progress.try_recv() {
                             match progress {
-                                Progress::Asked(handle) => control = Some(handle),
+                                Progress::Asked(handle) => {
+                                    for number in early.drain(..) {
+                                        let _ = handle.signal(number);
+                                    }
+                                    control = Some(handle);
+                                }
                                 Progress::Done(finished) => {
                                     return conclude(finished, &asked, signal);
                                 }

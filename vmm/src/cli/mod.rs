@@ -5,6 +5,7 @@ mod doctor;
 pub(crate) mod ending;
 mod exec;
 mod flags;
+pub(crate) mod inherited;
 pub(crate) mod output;
 mod plan;
 mod run;

@@ -9,6 +9,8 @@ use std::str::FromStr;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::Value;
 
+use super::inherited;
+
 /// Where the exit object is to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StatusFile {
@@ -90,13 +92,10 @@ impl StatusFile {
             }
             Self::Descriptor(number) => {
                 let name = format!("fd:{number}");
-                let file = OpenOptions::new()
-                    .append(true)
-                    .open(format!("/proc/self/fd/{number}"))
-                    .map_err(|source| Error::Write {
-                        name: name.clone(),
-                        source,
-                    })?;
+                let file = inherited::writable(*number).map_err(|source| Error::Write {
+                    name: name.clone(),
+                    source,
+                })?;
                 Ok(Open {
                     name,
                     to: To::File(file),

@@ -1,12 +1,14 @@
 //! Telling whoever started us how far we are: systemd's socket, a descriptor, a pid file, a parent.
 
 use std::env;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
+
+use crate::cli::inherited;
 
 /// Who is told.
 #[derive(Debug, Default)]
@@ -48,11 +50,8 @@ impl Announce {
             announce.notify = Some((socket, address.map_err(failed)?));
         }
         if let Some(number) = ready_fd {
-            // A second descriptor of the same pipe or file: ours to close, without trusting the number.
-            let file = OpenOptions::new()
-                .append(true)
-                .open(format!("/proc/self/fd/{number}"))
-                .map_err(|error| Error::ReadyFd(number, error))?;
+            let file =
+                inherited::writable(number).map_err(|error| Error::ReadyFd(number, error))?;
             announce.ready.push(file);
         }
         if let Some(path) = pid_file {

@@ -40,7 +40,7 @@ use crate::sandbox::{self, End, Life, LogFile, Phase as Said, Record};
 pub use announce::{Announce, Error as AnnounceError};
 use guest::Guest;
 
-/// What is taken as an event in place of the process's end. The last two are the workload's, if there is one.
+/// What is taken as an event in place of the process's end. The last three are the workload's, if there is one.
 const SIGNALS: [i32; 5] = [
     libc::SIGINT,
     libc::SIGTERM,
@@ -372,7 +372,10 @@ impl Supervisor {
         let Some(number) = self.signals.inner().next() else {
             return Ok(None);
         };
-        if [libc::SIGUSR1, libc::SIGUSR2].contains(&number) {
+        let hup = number == libc::SIGHUP && self.is_run();
+        if [libc::SIGUSR1, libc::SIGUSR2].contains(&number)
+            || (hup && matches!(self.phase, Phase::Running(Some(_))))
+        {
             if let (Phase::Running(Some(control)), Ok(number)) = (&self.phase, u8::try_from(number))
             {
                 // A session that is gone ends the command by itself.

@@ -82,7 +82,7 @@ fn ge11_a_thousand_stale_clients_cost_a_stream_no_byte_and_no_descriptor() {
             rig.send_data(header, &up);
             if stale {
                 let nonce = "000102030405060708090a0b0c0d0e0f";
-                let mut wrong = rig.client(&format!("CONNECT 1000 {}-{nonce}\n", round + 8));
+                let mut wrong = rig.client(&format!("CONNECT 5000 {}-{nonce}\n", round + 8));
                 rig.run();
                 assert_eq!(read(&mut wrong), b"ERR STALE this is generation 7\n");
             }

@@ -1,0 +1,72 @@
+//! Descriptors that a launcher left open for us, by number.
+#![allow(unsafe_code)] // A number becomes a descriptor of ours by one system call that no safe wrapper makes of a number.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use rustix::fs::{OFlags, fcntl_getfl};
+
+/// A descriptor of our own for what `number` leads to, be it a file, a pipe or a socket; the other stays as it is.
+///
+/// # Errors
+/// When it is not open, or not for writing.
+pub fn writable(number: u32) -> io::Result<File> {
+    let number = i32::try_from(number).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+    // SAFETY: takes and returns numbers only, and fails for one that is not open. From 3, so that it is never stdio.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else knows.
+    let copy = unsafe { OwnedFd::from_raw_fd(copy) };
+    // Writing is known to fail now, not when there is something to write.
+    match fcntl_getfl(&copy)? & OFlags::RWMODE {
+        OFlags::RDONLY => Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it is open for reading only",
+        )),
+        _ => Ok(copy.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn pipes_sockets_and_files_are_written_where_the_launcher_stands() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let number = |fd: &dyn AsRawFd| u32::try_from(fd.as_raw_fd()).unwrap();
+        writable(number(&writer)).unwrap().write_all(b"a").unwrap();
+        drop(writer);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "a", "and then its end: the copy has gone");
+
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        writable(number(&ours)).unwrap().write_all(b"b").unwrap();
+        theirs.read_exact(&mut [0]).unwrap();
+
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"before ").unwrap();
+        writable(number(&file)).unwrap().write_all(b"c").unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 8);
+    }
+
+    #[test]
+    fn closed_and_unwritable_ones_are_refused() {
+        let (reader, _writer) = io::pipe().unwrap();
+        let number = u32::try_from(reader.as_raw_fd()).unwrap();
+        let error = writable(number).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        for number in [987_654, u32::MAX] {
+            let error = writable(number).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+        }
+    }
+}
