@@ -132,9 +132,10 @@ impl Control {
     }
 
     /// Asks the agent to switch off. Without an agent to ask, whoever wanted it has a deadline.
-    pub(crate) fn power_off(&mut self, now: Instant) {
+    pub(crate) fn power_off(&mut self, grace: Duration, now: Instant) {
+        let grace = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
         if let Some(link) = &mut self.link
-            && link.machine.power_off().is_ok()
+            && link.machine.power_off(grace).is_ok()
         {
             self.dispatch(Readiness::default(), now);
         }

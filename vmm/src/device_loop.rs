@@ -126,10 +126,10 @@ impl DeviceLoop {
                         None => Answer::Unhandled,
                     },
                     Token::Bell => {
-                        if outcome.take_power_off()
+                        if let Some(grace) = outcome.take_power_off()
                             && let Some((control, _)) = &mut self.control
                         {
-                            control.power_off(now);
+                            control.power_off(grace, now);
                         }
                         Answer::Handled
                     }

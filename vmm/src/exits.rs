@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use vmm_events::Waker;
 
@@ -53,7 +53,8 @@ pub struct Metrics {
 pub(crate) struct Outcome {
     reason: Mutex<Option<ExitReason>>,
     waker: Waker,
-    power_off: AtomicBool,
+    /// The time that workloads are left.
+    power_off: Mutex<Option<Duration>>,
     /// Wakes the loop to look at `power_off`.
     bell: Waker,
     metrics: Mutex<Metrics>,
@@ -64,22 +65,22 @@ impl Outcome {
         Self {
             reason: Mutex::new(None),
             waker,
-            power_off: AtomicBool::new(false),
+            power_off: Mutex::default(),
             bell,
             metrics: Mutex::default(),
         }
     }
 
     /// Has the device loop ask the agent to switch off.
-    pub(crate) fn ask_power_off(&self) {
-        self.power_off.store(true, Ordering::Release);
+    pub(crate) fn ask_power_off(&self, grace: Duration) {
+        *lock(&self.power_off) = Some(grace);
         self.bell.wake();
     }
 
-    /// True once after each request.
-    pub(crate) fn take_power_off(&self) -> bool {
+    /// What was asked since the last call.
+    pub(crate) fn take_power_off(&self) -> Option<Duration> {
         self.bell.drain();
-        self.power_off.swap(false, Ordering::AcqRel)
+        lock(&self.power_off).take()
     }
 
     pub(crate) fn bell(&self) -> &Waker {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use kvm_ioctls::{Kvm, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -136,9 +137,10 @@ impl Handle {
         self.outcome.end(ExitReason::Stopped);
     }
 
-    /// Asks the guest's agent to switch the machine off. Nothing happens if there is no agent: give it a deadline.
-    pub fn power_off(&self) {
-        self.outcome.ask_power_off();
+    /// Asks the guest's agent to switch the machine off, after its workloads have had `grace` to end by themselves.
+    /// Nothing happens if there is no agent: give it a deadline.
+    pub fn power_off(&self, grace: Duration) {
+        self.outcome.ask_power_off(grace);
     }
 
     /// What the device loop had done when it last went to sleep.

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use vmm_events::{Answer, Event, Interest, Poller, Registrar, Source, TimerId, Timers};
-use vmm_protocol::{CancelReason, DownReason, GoodbyeCode, Life, ReadyStage, Stream};
+use vmm_protocol::{CancelReason, GoodbyeCode, Life, ReadyStage, Stream};
 
 use crate::cgroup::{Hierarchy, Leaf};
 use crate::control::{Gone, Link, Word};
 pub use crate::control::{last_words, report_panics};
 use crate::init::identity::{self, Unready};
+use crate::leaving::{GOODBYE, Leaving};
 use crate::log::Log;
 use crate::platform::Platform;
 use crate::reaper::{Reaper, Status};
@@ -83,6 +84,7 @@ pub(crate) enum Due {
     Session(u64),
     Exec(u64),
     Accept,
+    Leaving,
 }
 
 /// Bytes read at once from a stream whose bytes are thrown away.
@@ -92,7 +94,7 @@ const ACCEPTS_A_TURN: usize = 16;
 /// How long to leave the listener alone when the guest is out of descriptors or memory.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 
-/// Runs until the monitor says to power off. All workloads have been killed then.
+/// Runs until the monitor says to power off. All workloads have ended or been killed then.
 ///
 /// # Errors
 /// When the agent cannot go on; a lost monitor is no reason.
@@ -127,7 +129,7 @@ pub(crate) struct Agent<'a, P: Platform> {
     poller: Poller<Token>,
     pub(crate) registrar: Registrar<Token>,
     pub(crate) timers: Timers<Due>,
-    epoch: Instant,
+    pub(crate) epoch: Instant,
     pub(crate) reaper: Reaper,
     children: Source<ChildSignal>,
     listener: Option<Source<OwnedFd>>,
@@ -147,7 +149,9 @@ pub(crate) struct Agent<'a, P: Platform> {
     /// There may be more dead children than one turn collects.
     uncollected: bool,
     muted: u64,
-    down: bool,
+    /// Told to switch off.
+    pub(crate) leaving: Option<Leaving>,
+    pub(crate) down: bool,
 }
 
 impl<'a, P: Platform> Agent<'a, P> {
@@ -179,6 +183,7 @@ impl<'a, P: Platform> Agent<'a, P> {
             scratch: vec![0; SCRATCH].into_boxed_slice(),
             uncollected: false,
             muted: 0,
+            leaving: None,
             down: false,
         })
     }
@@ -201,6 +206,7 @@ impl<'a, P: Platform> Agent<'a, P> {
         while let Some(due) = self.timers.expired(now) {
             self.due(due);
         }
+        self.leave();
         let muted = self.poller.counters().muted;
         if muted > self.muted {
             self.muted = muted;
@@ -255,6 +261,7 @@ impl<'a, P: Platform> Agent<'a, P> {
             }
             Due::Session(key) => self.session_due(key),
             Due::Control => self.control_due(),
+            Due::Leaving => self.leaving_due(),
             Due::Accept => {
                 if let Some(listener) = &self.listener {
                     let _ = listener.modify(Interest::READ);
@@ -378,7 +385,9 @@ impl<'a, P: Platform> Agent<'a, P> {
             }
         };
         let mut connection = Connection::new(source, generation, self.now());
-        if self.connections.len() >= self.limits.sessions {
+        if self.leaving.is_some() {
+            connection.end(GoodbyeCode::GoingDown, GOODBYE);
+        } else if self.connections.len() >= self.limits.sessions {
             let message = format!("the agent has {} sessions, its limit", self.limits.sessions);
             connection.end(GoodbyeCode::TooManySessions, &message);
         }
@@ -415,7 +424,7 @@ impl<'a, P: Platform> Agent<'a, P> {
         let result = self.link.ready(&mut words, now);
         for word in words {
             match word {
-                Word::PowerOff => self.down = true,
+                Word::PowerOff { grace_ns } => self.power_off(grace_ns),
                 Word::Life(life) => self.live(life),
                 Word::Confirmed => self.confirmed(),
             }
@@ -541,17 +550,6 @@ impl<'a, P: Platform> Agent<'a, P> {
         }
     }
 
-    fn go_down(&mut self) {
-        for (_, mut connection) in std::mem::take(&mut self.connections) {
-            connection.end(GoodbyeCode::GoingDown, "the guest goes down");
-            connection.write(&self.execs, 0);
-        }
-        for exec in self.execs.values_mut() {
-            exec.running.kill();
-        }
-        last_words(DownReason::PowerOff, "told to");
-    }
-
     /// What the environment of every workload says of this life.
     pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
         self.life
@@ -583,7 +581,7 @@ fn instant(epoch: Instant, at: u64) -> Instant {
 }
 
 /// Moves a timer to where it is due, if it is not there.
-fn rearm(
+pub(crate) fn rearm(
     timers: &mut Timers<Due>,
     timer: &mut Option<(u64, TimerId)>,
     due: Option<u64>,

@@ -69,7 +69,9 @@ pub(crate) struct Link {
 /// What the monitor wants.
 pub(crate) enum Word {
     Life(Box<Life>),
-    PowerOff,
+    PowerOff {
+        grace_ns: u64,
+    },
     /// The life is still the same, for everything that was asked so far.
     Confirmed,
 }
@@ -149,7 +151,7 @@ impl Link {
                 while let Some(event) = wire.control.next()? {
                     words.push(match event {
                         ControlEvent::Life(life) => Word::Life(life),
-                        ControlEvent::PowerOff => Word::PowerOff,
+                        ControlEvent::PowerOff { grace_ns } => Word::PowerOff { grace_ns },
                         // An answer to an earlier question says nothing of what was lost since.
                         ControlEvent::Confirmed { token } if self.asked != Some(token) => continue,
                         ControlEvent::Confirmed { .. } => {

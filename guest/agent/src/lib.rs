@@ -42,7 +42,7 @@
 //!
 //! # Modules
 //!
-//! - `agent` is the loop, `sessions`, `running` and `control` what it watches.
+//! - `agent` is the loop, `sessions`, `running` and `control` what it watches, `leaving` its end.
 //! - [`command`] turns a request into a plan, [`sys::spawn`] the plan into a process.
 //! - [`cgroup`] and [`platform`] are what differs between a guest and the loopback.
 //! - [`reaper`] waits for children, [`init`] does what only process 1 does.
@@ -60,6 +60,7 @@ pub mod command;
 mod control;
 pub mod files;
 pub mod init;
+mod leaving;
 pub mod log;
 pub mod platform;
 pub mod reaper;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
+use rustix::net::Shutdown;
 use vmm_events::{Answer, Interest, Readiness, Source, TimerId};
 use vmm_protocol::exec::Exec as ExecState;
 use vmm_protocol::session::{AgentSession, Execs as ExecsOf, Request};
@@ -11,6 +12,7 @@ use vmm_protocol::{ExecRequest, GenerationId, GoodbyeCode, Hello, RefusedCode};
 
 use crate::agent::{Agent, Exec, Execs};
 use crate::cgroup::Leaf;
+use crate::leaving::GOODBYE;
 use crate::platform::Platform;
 use crate::running::{Running, Surroundings};
 
@@ -28,8 +30,20 @@ pub(crate) struct Connection {
     source: Source<OwnedFd>,
     /// The socket takes no more for now.
     blocked: bool,
-    /// Over: what is queued is the last.
-    ending: bool,
+    end: End,
+}
+
+/// How far a session is from its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It goes on.
+    Open,
+    /// It is closed once what is queued went as far as it goes.
+    Close,
+    /// It is half-closed once all that is queued is written, and closed when the client hangs up.
+    Part,
+    /// Half-closed.
+    Parted,
 }
 
 /// The execs of one session, by its ids.
@@ -55,7 +69,7 @@ impl Connection {
             timer: None,
             source,
             blocked: false,
-            ending: false,
+            end: End::Open,
         }
     }
 
@@ -66,14 +80,20 @@ impl Connection {
     /// Ends it with a reason: that is the last that is written.
     pub(crate) fn end(&mut self, code: GoodbyeCode, message: &str) {
         self.session.goodbye(code, message);
-        self.ending = true;
+        self.end = End::Close;
     }
 
-    /// Writes what there is as far as it goes; whether the socket is still of use.
-    pub(crate) fn write<L: Leaf>(&mut self, execs: &Execs<L>, now: u64) -> bool {
-        self.try_write(execs, now).is_ok()
+    /// Ends it with a reason, and leaves the client the time to read all that was said.
+    pub(crate) fn part(&mut self, code: GoodbyeCode, message: &str) {
+        self.session.goodbye(code, message);
+        self.end = End::Part;
     }
 
+    fn parting(&self) -> bool {
+        matches!(self.end, End::Part | End::Parted)
+    }
+
+    /// Writes what there is as far as it goes.
     fn try_write<L: Leaf>(&mut self, execs: &Execs<L>, now: u64) -> Result<(), Dead> {
         let view = View {
             ids: &self.ids,
@@ -105,12 +125,16 @@ impl Connection {
                 Err(_) => return Err(Dead),
             }
         }
+        if self.end == End::Part && self.session.queued() == 0 {
+            self.end = End::Parted;
+            rustix::net::shutdown(self.source.inner(), Shutdown::Write).map_err(|_| Dead)?;
+        }
         self.watch()
     }
 
     fn watch(&self) -> Result<(), Dead> {
         let interest = Interest::NONE
-            .with(Interest::READ, self.session.wants_read())
+            .with(Interest::READ, self.session.wants_read() || self.parting())
             .with(Interest::WRITE, self.session.queued() > 0);
         self.source.modify(interest).map_err(|_| Dead)
     }
@@ -131,12 +155,15 @@ impl<P: Platform> Agent<'_, P> {
     /// Reads and acts until nothing has come, in this turn's share.
     fn receive(&mut self, key: u64, connection: &mut Connection) -> Result<(), Dead> {
         for _ in 0..READS_A_TURN {
-            if !connection.session.wants_read() {
-                return Ok(());
-            }
-            let space = connection.session.space();
+            let space = match connection.parting() {
+                // It is heard no more, only watched until it hangs up.
+                true => &mut *self.scratch,
+                false if connection.session.wants_read() => connection.session.space(),
+                false => return Ok(()),
+            };
             match rustix::io::read(connection.source.inner(), space) {
                 Ok(0) => return Err(Dead),
+                Ok(_) if connection.parting() => {}
                 Ok(count) => {
                     let now = self.now();
                     connection.session.filled(count, now);
@@ -170,14 +197,18 @@ impl<P: Platform> Agent<'_, P> {
                     self.forget(number);
                 }
             }
-            if result.is_ok() && paused && connection.session.wants_read() && !connection.ending {
+            if result.is_ok()
+                && paused
+                && connection.session.wants_read()
+                && connection.end == End::Open
+            {
                 // Requests that waited, whole, in the session's buffer.
                 self.act(key, &mut connection);
                 continue;
             }
             break;
         }
-        if result.is_err() || connection.ending {
+        if result.is_err() || connection.end == End::Close {
             self.session_lost(connection, key);
         } else {
             self.connections.insert(key, connection);
@@ -193,7 +224,7 @@ impl<P: Platform> Agent<'_, P> {
         let now = self.now();
         if let Err(violation) = connection.session.tick(now) {
             connection.session.end(&violation);
-            connection.ending = true;
+            connection.end = End::Close;
         }
         self.keep(key, connection, Ok(()));
     }
@@ -209,7 +240,7 @@ impl<P: Platform> Agent<'_, P> {
                     self.log
                         .info(format_args!("session {key} ends: {}", violation.describe()));
                     connection.session.end(&violation);
-                    connection.ending = true;
+                    connection.end = End::Close;
                     return;
                 }
             };
@@ -287,6 +318,9 @@ impl<P: Platform> Agent<'_, P> {
 
     /// Whether there is room for one more exec.
     fn admit(&self, request: &ExecRequest) -> Result<(), (RefusedCode, String)> {
+        if self.leaving.is_some() {
+            return Err((RefusedCode::GoingDown, GOODBYE.to_owned()));
+        }
         if self.execs.len() >= self.limits.execs {
             let message = format!("the guest has {} execs, its limit", self.limits.execs);
             return Err((RefusedCode::TooManyExecs, message));

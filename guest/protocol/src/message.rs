@@ -131,8 +131,8 @@ frame_kinds! {
     ControlPong = 0x86, 8;
     /// Host to agent: a new life, with all that is new in it.
     Life = 0xc1, MAX_PAYLOAD;
-    /// Host to agent: switch off.
-    PowerOff = 0xc2, 0;
+    /// Host to agent: end the workloads within a time, then switch off.
+    PowerOff = 0xc2, 8;
     /// Host to agent: are you there.
     ControlPing = 0xc3, 8;
     /// Host to agent: the answer to confirm.

@@ -1,6 +1,7 @@
 //! A machine with an agent in it, running in a thread of its own.
 
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use vmm_devices::console::ConsoleLog;
 use vmm_devices::vsock::Fence;
@@ -81,9 +82,9 @@ impl Guest {
         })
     }
 
-    /// Asks the agent to switch off.
-    pub(super) fn power_off(&self) {
-        self.handle.power_off();
+    /// Asks the agent to switch off, with a time for its workloads.
+    pub(super) fn power_off(&self, grace: Duration) {
+        self.handle.power_off(grace);
     }
 
     /// Ends it at once; [`Guest::ended`] tells when.

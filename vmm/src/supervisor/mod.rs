@@ -52,6 +52,9 @@ const SIGNALS: [i32; 5] = [
 const GRACE: Duration = Duration::from_secs(2);
 /// After which a guest that does not answer a cancel is unplugged.
 const UNPLUG: Duration = Duration::from_secs(3);
+/// Of a stop's time, what the guest's kernel has to switch off, beyond what its workloads have: at most, and at most a
+/// quarter of it.
+const POWER_OFF: Duration = Duration::from_secs(2);
 /// Console lines in an error.
 const LINES: usize = 12;
 
@@ -168,6 +171,8 @@ struct Supervisor {
     stop_time: Duration,
     announce: Announce,
     on_ready: Option<Box<dyn FnOnce() -> io::Result<()>>>,
+    /// No terminal's end is ours.
+    background: bool,
     signal: Option<i32>,
     began: Instant,
     /// What a start may fail on, for the message: program and working directory.
@@ -246,6 +251,7 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
         ready_timeout: plan.ready_timeout,
         stop_time: plan.stop_time,
         announce: plan.announce,
+        background: plan.on_ready.is_some(),
         on_ready: plan.on_ready,
         signal: None,
         began,
@@ -383,6 +389,9 @@ impl Supervisor {
             }
             return Ok(None);
         }
+        if number == libc::SIGHUP && self.background && !self.is_run() {
+            return Ok(None);
+        }
         let forced = self.signal.replace(number).is_some();
         if !self.is_run() {
             // A life that stays: signals are how supervisors end it, and that is no failure.
@@ -455,8 +464,11 @@ impl Supervisor {
         let ready = !matches!(self.phase, Phase::Booting | Phase::Running(None));
         self.begin_end(life, End::Stopped)?;
         if self.guest.has_agent && ready && !grace.is_zero() {
-            self.guest.power_off();
-            self.deadline = Some(Instant::now() + grace);
+            // Asked again, it may have less time but not more.
+            let until = Instant::now() + grace;
+            self.deadline = Some(self.deadline.map_or(until, |earlier| earlier.min(until)));
+            self.guest
+                .power_off(grace.saturating_sub(POWER_OFF.min(grace / 4)));
         } else {
             self.guest.stop();
             self.deadline = None;

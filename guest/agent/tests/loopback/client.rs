@@ -238,3 +238,17 @@ impl Client {
 pub fn sh(script: &str) -> ExecRequest {
     ExecRequest::new(["/bin/sh", "-c", script])
 }
+
+/// The session's end, and why.
+pub fn goodbye(client: &mut Client) -> GoodbyeCode {
+    loop {
+        match client.next() {
+            Some((0, Said::Goodbye(code, _))) => {
+                assert_eq!(client.next(), None, "nothing comes after a goodbye");
+                return code;
+            }
+            Some(_) => {}
+            None => panic!("the session ended without a word"),
+        }
+    }
+}

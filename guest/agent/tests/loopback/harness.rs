@@ -188,7 +188,7 @@ fn number(text: &str, field: &str) -> u64 {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        self.control.send(&ControlToAgent::PowerOff);
+        self.control.send(&ControlToAgent::PowerOff { grace_ns: 0 });
         // The agent's end closes the connection: no need to ask again and again.
         while self.control.next().is_some() {}
         let _ = self.process.kill();

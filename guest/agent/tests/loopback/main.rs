@@ -6,6 +6,7 @@
 mod client;
 mod fake;
 mod harness;
+mod leaving;
 mod library;
 mod lifecycle;
 mod output;

@@ -13,7 +13,10 @@ pub enum ControlEvent {
     /// A new life: apply all of it, then [`AgentControl::ready`] or [`AgentControl::failed`].
     Life(Box<Life>),
     /// Switch off.
-    PowerOff,
+    PowerOff {
+        /// Nanoseconds that workloads have between `SIGTERM` and their death.
+        grace_ns: u64,
+    },
     /// The life is the same as before: a lost session is a lost client.
     Confirmed {
         /// What [`AgentControl::confirm`] gave.
@@ -190,7 +193,9 @@ impl AgentControl {
                     };
                     return Ok(Some(ControlEvent::Life(life)));
                 }
-                (ControlToAgent::PowerOff, _) => return Ok(Some(ControlEvent::PowerOff)),
+                (ControlToAgent::PowerOff { grace_ns }, _) => {
+                    return Ok(Some(ControlEvent::PowerOff { grace_ns }));
+                }
                 (ControlToAgent::Ping(token), _) => self.say(&ControlToHost::Pong(token)),
                 (
                     ControlToAgent::Confirmed { token, generation },

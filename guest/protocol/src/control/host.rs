@@ -97,9 +97,9 @@ impl HostControl {
         Ok(())
     }
 
-    /// Asks the agent to switch off.
-    pub fn power_off(&mut self) -> Result<(), TooLarge> {
-        self.say(&ControlToAgent::PowerOff)
+    /// Asks the agent to switch off, with a time in nanoseconds for its workloads.
+    pub fn power_off(&mut self, grace_ns: u64) -> Result<(), TooLarge> {
+        self.say(&ControlToAgent::PowerOff { grace_ns })
     }
 
     /// Asks whether the agent is there; the answer has this token.

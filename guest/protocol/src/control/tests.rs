@@ -48,10 +48,13 @@ fn life_is_told_applied_confirmed_and_ended() {
     assert!(host.ready());
     assert_eq!(host.next(), Ok(None));
     let ping = host.ping().unwrap();
-    host.power_off().unwrap();
+    host.power_off(7).unwrap();
     to_agent(&mut host, &mut agent);
     assert_eq!(agent.next(), Ok(Some(ControlEvent::Confirmed { token })));
-    assert_eq!(agent.next(), Ok(Some(ControlEvent::PowerOff)));
+    assert_eq!(
+        agent.next(),
+        Ok(Some(ControlEvent::PowerOff { grace_ns: 7 }))
+    );
     agent.down(DownReason::PowerOff, "told to");
     to_host(&mut agent, &mut host);
     assert_eq!(host.next(), Ok(Some(HostEvent::Pong { token: ping })));

@@ -80,7 +80,10 @@ pub enum ControlToAgent {
     /// The first frame: a new life.
     Life(Box<Life>),
     /// Switch off, in order.
-    PowerOff,
+    PowerOff {
+        /// Nanoseconds that workloads have between `SIGTERM` and their death.
+        grace_ns: u64,
+    },
     /// Answered by a pong with the same token.
     Ping(u64),
     /// The answer to [`ControlToHost::Confirm`].
@@ -213,7 +216,7 @@ impl ControlToAgent {
     pub fn kind(&self) -> FrameKind {
         match self {
             Self::Life(_) => FrameKind::Life,
-            Self::PowerOff => FrameKind::PowerOff,
+            Self::PowerOff { .. } => FrameKind::PowerOff,
             Self::Ping(_) => FrameKind::ControlPing,
             Self::Confirmed { .. } => FrameKind::Confirmed,
         }
@@ -223,9 +226,8 @@ impl ControlToAgent {
     pub fn encode(&self, sequence: u64, out: &mut Vec<u8>) -> Result<(), TooLarge> {
         seal(self.kind(), 0, sequence, out, |writer| match self {
             Self::Life(life) => life.write(writer),
-            Self::PowerOff => {}
-            Self::Ping(token) => {
-                writer.u64(*token);
+            Self::PowerOff { grace_ns: number } | Self::Ping(number) => {
+                writer.u64(*number);
             }
             Self::Confirmed { token, generation } => generation.write(writer.u64(*token)),
         })
@@ -238,7 +240,9 @@ impl ControlToAgent {
         let mut read = || {
             Ok(Some(match kind {
                 FrameKind::Life => Self::Life(Box::new(Life::read(&mut reader)?)),
-                FrameKind::PowerOff => Self::PowerOff,
+                FrameKind::PowerOff => Self::PowerOff {
+                    grace_ns: reader.u64("grace")?,
+                },
                 FrameKind::ControlPing => Self::Ping(reader.u64("token")?),
                 FrameKind::Confirmed => Self::Confirmed {
                     token: reader.u64("token")?,

@@ -262,7 +262,12 @@ fn control_frames_are_those_of_the_specification() {
         vectors.add(name, |sequence, out| message.encode(sequence, out));
     };
     add("life", &ControlToAgent::Life(Box::new(life)));
-    add("power_off", &ControlToAgent::PowerOff);
+    add(
+        "power_off",
+        &ControlToAgent::PowerOff {
+            grace_ns: 8_000_000_000,
+        },
+    );
     add("ping", &ControlToAgent::Ping(9));
     add(
         "confirmed",

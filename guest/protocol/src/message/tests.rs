@@ -239,7 +239,7 @@ fn life() -> impl Strategy<Value = Life> {
 fn to_agent() -> impl Strategy<Value = ControlToAgent> {
     prop_oneof![
         life().prop_map(|life| ControlToAgent::Life(Box::new(life))),
-        Just(ControlToAgent::PowerOff),
+        any::<u64>().prop_map(|grace_ns| ControlToAgent::PowerOff { grace_ns }),
         any::<u64>().prop_map(ControlToAgent::Ping),
         (any::<u64>(), generation())
             .prop_map(|(token, generation)| ControlToAgent::Confirmed { token, generation }),

@@ -246,7 +246,7 @@ proptest! {
             ControlToAgent::Life(Box::new(life())),
             ControlToAgent::Ping(1),
             ControlToAgent::Confirmed { token: 1, generation },
-            ControlToAgent::PowerOff,
+            ControlToAgent::PowerOff { grace_ns: 1 },
         ];
         for (sequence, message) in (1..).zip(&script) {
             prop_assert!(message.encode(sequence, &mut bytes).is_ok());
