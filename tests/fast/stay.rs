@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -147,6 +147,8 @@ fn signals_of_a_life_that_stays() {
         // These are a workload's, and there is none.
         root.signal(Signal::USR1);
         root.signal(Signal::USR2);
+        // It has no terminal whose end could be its own.
+        root.signal(Signal::HUP);
         assert_eq!(root.ps()["state"], "ready");
         root.signal(signal);
         let ended = root.run("wait", &["box", "--json"]);
@@ -154,6 +156,37 @@ fn signals_of_a_life_that_stays() {
         assert_eq!(
             (&record["end"], &record["status"]),
             (&end.into(), &0.into()),
+            "{record}"
+        );
+    }
+}
+
+#[test]
+fn a_full_control_socket_keeps_no_sandbox_from_being_ended_with_a_record() {
+    let root = Root::new();
+    for (verb, end) in [("stop", "stopped"), ("kill", "stopped")] {
+        root.start(&[]);
+        let generation = root.ps()["generation"].as_str().unwrap().to_owned();
+        let folder = root.path("r/box");
+        let socket = fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path().join("control.sock"))
+            .find(|path| exists(path))
+            .unwrap();
+        // As many as it takes, all silent.
+        let silent: Vec<_> = (0..64)
+            .map(|_| UnixStream::connect(&socket).unwrap())
+            .collect();
+        let ended = root.run("metrics", &["box"]);
+        assert_ne!(ended.status, 0, "there is room: {}", ended.text());
+        let ended = root.run(verb, &["box"]);
+        assert_eq!(ended.status, 0, "{}", ended.stderr);
+        drop(silent);
+        let ended = root.run("wait", &["box", "--json"]);
+        let record: Value = serde_json::from_str(&ended.text()).unwrap();
+        assert_eq!(
+            (&record["end"], &record["generation"]),
+            (&end.into(), &generation.into()),
             "{record}"
         );
     }

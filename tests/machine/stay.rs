@@ -243,7 +243,7 @@ fn ge13_a_monitor_killed_in_mid_stream_is_told_at_once_with_the_last_offsets() {
 }
 
 #[test]
-fn signals_of_an_exec_are_its_commands_and_term_cancels_it() {
+fn signals_of_an_exec_are_its_commands_and_term_or_a_stop_cancels_it() {
     let root = Root::new();
     root.start("box", &[]);
     let script = "trap 'echo hup' HUP; trap 'echo usr1' USR1; trap 'echo usr2; exit 7' USR2; \
@@ -276,6 +276,19 @@ fn signals_of_an_exec_are_its_commands_and_term_cancels_it() {
         "{}",
         ended.stderr
     );
+
+    // So does the guest's own end: its workloads have most of the stop's time.
+    let stopped = exec("trap 'sleep 1; echo stopped; exit 0' TERM; echo up; sleep 1000 & wait");
+    let ended = root.run("stop", &["box", "--time", "120s"]);
+    assert_eq!(ended.status, 0, "{}", ended.stderr);
+    let ended = stopped.end();
+    assert_eq!(
+        (ended.status, ended.text().as_str()),
+        (143, "up\nstopped\n"),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(root.run("wait", &["box"]).text(), "0\n");
 }
 
 #[test]

@@ -111,24 +111,38 @@ impl Alive {
             .map_err(|source| Error::Host("wait for the sandbox's process", source))
     }
 
-    /// Ends it in any case: by its own hand if that works within a time, or by ours.
-    fn end(&self, request: Request, within: Duration) -> Result<(), Error> {
-        let asked = self.client().and_then(|mut client| client.ask(&request));
-        if let Err(error) = &asked {
-            tracing::debug!(%error, "the control socket was of no use");
+    fn signal(&self, signal: Signal) -> Result<(), Error> {
+        match pidfd_send_signal(&self.process, signal) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(error) => Err(Error::Host("signal the sandbox's process", error.into())),
         }
-        let within = if asked.is_ok() {
-            within
-        } else {
-            Duration::ZERO
+    }
+
+    /// Ends it in any case: by its own hand, so that it leaves a record, if that works within a time, or by ours. A
+    /// control socket that is full, or not there yet, is not the end: the first signal asks as well, a second one
+    /// insists.
+    fn end(&self, request: &Request) -> Result<(), Error> {
+        let grace = match request {
+            Request::Stop { grace } => *grace,
+            _ => Duration::ZERO,
         };
-        if self.gone(within)? {
-            return Ok(());
+        match self.client().and_then(|mut client| client.ask(request)) {
+            Ok(_) => {
+                if self.gone(grace + PATIENCE)? {
+                    return Ok(());
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the control socket was of no use");
+                for (signal, within) in [(Signal::TERM, grace), (Signal::INT, PATIENCE)] {
+                    self.signal(signal)?;
+                    if self.gone(within)? {
+                        return Ok(());
+                    }
+                }
+            }
         }
-        match pidfd_send_signal(&self.process, Signal::KILL) {
-            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-            Err(error) => return Err(Error::Host("kill the sandbox's process", error.into())),
-        }
+        self.signal(Signal::KILL)?;
         if self.gone(SETTLE)? {
             return Ok(());
         }
@@ -155,7 +169,7 @@ impl Stop {
     pub fn main(&self) -> Result<u8, Error> {
         let sandbox = self.target.sandbox()?;
         if let Some(alive) = Alive::find(sandbox)? {
-            alive.end(Request::Stop { grace: self.time }, self.time + PATIENCE)?;
+            alive.end(&Request::Stop { grace: self.time })?;
         }
         Ok(status::OK)
     }
@@ -173,7 +187,7 @@ impl Kill {
     pub fn main(&self) -> Result<u8, Error> {
         let sandbox = self.target.sandbox()?;
         match Alive::find(sandbox)? {
-            Some(alive) => alive.end(Request::Kill, PATIENCE)?,
+            Some(alive) => alive.end(&Request::Kill)?,
             None => {
                 return Err(Error::State(format!(
                     "sandbox {} does not run",
@@ -206,7 +220,7 @@ impl Rm {
         };
         if self.force {
             match Alive::find(sandbox.clone()) {
-                Ok(Some(alive)) => alive.end(Request::Kill, PATIENCE)?,
+                Ok(Some(alive)) => alive.end(&Request::Kill)?,
                 // Files that cannot be read name nobody to end; whoever holds the lock is found below.
                 Ok(None) | Err(Error::Sandbox(sandbox::Error::Damaged { .. })) => {}
                 Err(error) => return Err(error),
