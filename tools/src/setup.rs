@@ -22,6 +22,9 @@ pub use checkers::checker;
 /// The emulator and the firmware of its machine.
 const QEMU_PACKAGES: [&str; 2] = ["qemu-system-x86", "seabios"];
 
+/// What a machine test starts the documentation's unit with.
+const SYSTEMD: &str = "/lib/systemd/systemd";
+
 /// The emulator's program.
 const QEMU: &str = "qemu-system-x86_64";
 
@@ -34,6 +37,8 @@ pub fn all(place: &Place) -> Result<()> {
     rust_targets(place)?;
     say::step("emulator");
     qemu(place)?;
+    say::step("systemd");
+    systemd()?;
     say::step("kernel of the nest");
     kernel(place, Flavour::Generic, false)?;
     say::step("image of the guests");
@@ -69,6 +74,21 @@ pub fn rust_targets(place: &Place) -> Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// A system manager for the tests of docs/operate.md; it runs only in the nest, or in namespaces.
+pub fn systemd() -> Result<()> {
+    if Path::new(SYSTEMD).exists() {
+        return Ok(());
+    }
+    if process::is_root() {
+        say::step("apt-get install systemd");
+        return apt::install(&["systemd"]);
+    }
+    Err(Error::Missing {
+        what: "systemd, for the tests of docs/operate.md".into(),
+        remedy: "as root: apt-get install systemd".into(),
+    })
 }
 
 /// The emulator, where it is.

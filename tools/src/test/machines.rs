@@ -13,6 +13,7 @@ use crate::kvm::Kvm;
 use crate::nest;
 use crate::place::Place;
 use crate::run::Parts;
+use crate::setup;
 
 /// Longer than all machine tests take in the nest on a slow host.
 const TIMEOUT: Duration = Duration::from_secs(25 * 60);
@@ -38,6 +39,7 @@ done
 /// Runs them and returns the summary line.
 pub fn run(place: &Place, options: &Options) -> Result<String> {
     let parts = Parts::ready(place, options.wish)?;
+    setup::systemd()?;
     let mut programs = binaries::build(place, &Selection::Machines)?;
     programs.retain(|binary| binary.target.starts_with("machine"));
     if programs.is_empty() {
