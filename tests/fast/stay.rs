@@ -2,13 +2,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // All of it is test code.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 use vmm_tests::{Ended, Vmm, require_kvm};
@@ -102,6 +104,11 @@ fn a_life_is_started_seen_stopped_and_removed() {
     let root = Root::new();
     root.start(&[]);
     assert_eq!(root.ps()["state"], "ready");
+    // It is ready as soon as it runs: what it says comes when it comes.
+    root.vmm("logs", &["-f", "box"])
+        .start()
+        .stdout
+        .wait_for("up");
     assert!(root.run("logs", &["box"]).text().starts_with("up"));
     let exec = root.run("exec", &["box", "--", "true"]);
     assert_eq!(exec.status, 125);
@@ -213,6 +220,62 @@ fn systemd_is_told_when_it_is_ready_and_when_it_stops() {
     vmm.signal(Signal::TERM);
     assert_eq!(heard(), "STOPPING=1");
     assert_eq!(vmm.end().status, 0);
+}
+
+#[test]
+fn a_ready_descriptor_has_its_line_and_the_log_is_json_where_asked() {
+    let root = Root::new();
+    let ready = root.path("ready");
+    mknodat(CWD, &ready, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let reader = thread::spawn({
+        let ready = ready.clone();
+        move || {
+            let mut line = String::new();
+            let mut reader = BufReader::new(fs::File::open(ready).unwrap());
+            reader.read_line(&mut line).unwrap();
+            line
+        }
+    });
+    let script = r#"ready=$1; shift; exec "$@" 7>"$ready""#;
+    let life = Command::new("sh")
+        .args(["-c", script, "sh"])
+        .arg(&ready)
+        .arg(Vmm::binary())
+        .args(["start", "box", "--no-agent", "--cmdline", "end=spin"])
+        .args(["--ready-fd", "7", "--log-format", "json"])
+        .args(["--log-level", "info", "--kernel"])
+        .arg(root.path("guest.elf"))
+        .arg("--dir")
+        .arg(root.path("r"))
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    assert_eq!(reader.join().unwrap(), "ready\n");
+    assert_eq!(root.run("stop", &["box"]).status, 0);
+    let ended = life.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    let log = String::from_utf8(ended.stderr).unwrap();
+    let said: Vec<String> = log
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap_or_else(|_| panic!("{line}")))
+        .map(|line| line["fields"]["message"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(said, ["begins", "ready", "asked to stop", "ended"]);
+}
+
+#[test]
+fn in_the_background_the_log_is_the_sandboxs() {
+    let root = Root::new();
+    root.start(&["--log-level", "info"]);
+    assert_eq!(root.run("stop", &["box"]).status, 0);
+    let log = root.run("logs", &["box", "--monitor"]).text();
+    // What came before was said where it was started.
+    assert!(!log.contains("begins"), "{log}");
+    assert!(
+        log.contains("asked to stop") && log.contains("ended"),
+        "{log}"
+    );
 }
 
 #[test]

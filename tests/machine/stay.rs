@@ -289,6 +289,20 @@ fn signals_of_an_exec_are_its_commands_and_term_or_a_stop_cancels_it() {
         ended.stderr
     );
     assert_eq!(root.run("wait", &["box"]).text(), "0\n");
+
+    // One that will not end is killed within the stop's time, and the guest still goes in order.
+    root.start("box", &["--stop-time", "20s"]);
+    let stubborn = exec("trap '' TERM; echo up; while :; do sleep 1000; done");
+    kill_process(root.pid("box"), Signal::TERM).unwrap();
+    let ended = stubborn.end();
+    assert_eq!(ended.status, 143, "{}", ended.stderr);
+    let record = root.run("wait", &["box", "--json"]).text();
+    let record: Value = serde_json::from_str(&record).unwrap();
+    assert_eq!(
+        (&record["end"], &record["status"]),
+        (&"stopped".into(), &0.into()),
+        "{record}"
+    );
 }
 
 #[test]

@@ -1,7 +1,11 @@
 //! Requests and answers as lines of JSON. Pure: no I/O, no clock.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::error::Category;
 use serde_json::{Map, Value, json};
 
 /// Version of the requests and answers.
@@ -80,11 +84,11 @@ pub fn parse(line: &[u8]) -> Result<Request, Refusal> {
     if line.len() >= MAX_LINE {
         return Err(Refusal::TooLong);
     }
-    let value: Value =
-        serde_json::from_slice(line).map_err(|error| bad(format!("not JSON: {error}")))?;
-    let Value::Object(mut fields) = value else {
-        return Err(bad("a request is an object".to_owned()));
-    };
+    let Fields(mut fields) =
+        serde_json::from_slice(line).map_err(|error| match error.classify() {
+            Category::Data => bad(error.to_string()),
+            _ => bad(format!("not JSON: {error}")),
+        })?;
     match fields.remove("v") {
         Some(version) if version == VERSION => {}
         Some(version) => return Err(Refusal::Version(short(&version))),
@@ -115,6 +119,37 @@ pub fn parse(line: &[u8]) -> Result<Request, Refusal> {
             "{operation} has no field {:?}",
             name.chars().take(32).collect::<String>()
         ))),
+    }
+}
+
+/// The fields of an object, each there once: of two, nobody could say which was meant.
+struct Fields(BTreeMap<String, Value>);
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FieldsVisitor)
+    }
+}
+
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+        let mut fields = BTreeMap::new();
+        while let Some((name, value)) = map.next_entry::<String, Value>()? {
+            if fields.contains_key(&name) {
+                let name: String = name.chars().take(32).collect();
+                return Err(A::Error::custom(format!("two fields {name:?}")));
+            }
+            fields.insert(name, value);
+        }
+        Ok(Fields(fields))
     }
 }
 
@@ -234,6 +269,11 @@ mod tests {
                 br#"{"v":1,"op":"stop","grace_ms":18446744073709551615}"#,
                 "bad_request",
                 "1844",
+            ),
+            (
+                br#"{"v":1,"op":"status","op":"kill"}"#,
+                "bad_request",
+                "two fields \"op\"",
             ),
             (&[0xff, 0xfe], "bad_request", "JSON"),
         ] {

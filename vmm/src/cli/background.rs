@@ -9,15 +9,15 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Stdio};
 
 use clap::Args;
 
+use super::errors;
 use super::plan::Error;
-use crate::sandbox::Sandbox;
+use crate::sandbox::{LogFile, Sandbox};
 
 /// Flags of verbs that can leave the terminal.
 #[derive(Debug, Args)]
@@ -51,15 +51,10 @@ impl Background {
         let _ = rustix::process::setsid();
         let (name, path) = (sandbox.name().to_string(), sandbox.file("monitor.log"));
         // Now, so that what cannot be written is said while someone listens.
-        let log = OpenOptions::new()
-            .create(true)
-            .write(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|source| Error::Host("the monitor's log", source))?;
+        let log =
+            LogFile::create(&path).map_err(|source| Error::Host("the monitor's log", source))?;
         Ok(Some(Box::new(move || {
-            rustix::stdio::dup2_stderr(&log)?;
+            errors::leave_for(log)?;
             let mut stdout = io::stdout();
             // A launcher that has gone meanwhile needs no word.
             let _ = writeln!(stdout, "{name}").and_then(|()| stdout.flush());

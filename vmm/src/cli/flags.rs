@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 use vmm_protocol::limits::CONTROL_PORT;
 use vmm_protocol::{ExecRequest, InvalidRequest, Policy, User};
 
+use super::errors::Errors;
 use super::status_file::{self, StatusFile};
 use super::units::{self, OutputLimit};
 use crate::supervisor::HostPorts;
@@ -137,7 +138,7 @@ impl SuperviseFlags {
     pub fn log(&self) {
         let builder = tracing_subscriber::fmt()
             .with_max_level(self.log_level)
-            .with_writer(std::io::stderr);
+            .with_writer(Errors::default);
         // Fails only if someone logs already, as tests may.
         let _ = match self.log_format {
             LogFormat::Text => builder.with_ansi(false).try_init(),

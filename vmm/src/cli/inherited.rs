@@ -10,7 +10,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 /// A descriptor of our own for what `number` leads to, be it a file, a pipe or a socket; the other stays as it is.
 ///
 /// # Errors
-/// When it is not open, or not for writing.
+/// When it is not open, or not for writing, or one of ours that happens to have that number.
 pub fn writable(number: u32) -> io::Result<File> {
     let number = i32::try_from(number).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
     // SAFETY: takes and returns numbers only, and fails for one that is not open. From 3, so that it is never stdio.
@@ -20,6 +20,11 @@ pub fn writable(number: u32) -> io::Result<File> {
     }
     // SAFETY: a new descriptor that nobody else knows.
     let copy = unsafe { OwnedFd::from_raw_fd(copy) };
+    // SAFETY: takes and returns numbers only. What came through an exec is open across the next one, what we open is not.
+    let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+    if flags < 0 || flags & libc::FD_CLOEXEC != 0 {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
     // Writing is known to fail now, not when there is something to write.
     match fcntl_getfl(&copy)? & OFlags::RWMODE {
         OFlags::RDONLY => Err(io::Error::new(
@@ -33,38 +38,47 @@ pub fn writable(number: u32) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsFd, AsRawFd};
     use std::os::unix::net::UnixStream;
 
     use super::*;
 
+    /// As it is after an exec.
+    fn inherited(fd: &(impl AsFd + AsRawFd)) -> u32 {
+        rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).unwrap();
+        u32::try_from(fd.as_raw_fd()).unwrap()
+    }
+
     #[test]
     fn pipes_sockets_and_files_are_written_where_the_launcher_stands() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let number = |fd: &dyn AsRawFd| u32::try_from(fd.as_raw_fd()).unwrap();
-        writable(number(&writer)).unwrap().write_all(b"a").unwrap();
+        writable(inherited(&writer))
+            .unwrap()
+            .write_all(b"a")
+            .unwrap();
         drop(writer);
         let mut text = String::new();
         reader.read_to_string(&mut text).unwrap();
         assert_eq!(text, "a", "and then its end: the copy has gone");
 
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        writable(number(&ours)).unwrap().write_all(b"b").unwrap();
+        writable(inherited(&ours)).unwrap().write_all(b"b").unwrap();
         theirs.read_exact(&mut [0]).unwrap();
 
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"before ").unwrap();
-        writable(number(&file)).unwrap().write_all(b"c").unwrap();
+        writable(inherited(&file)).unwrap().write_all(b"c").unwrap();
         assert_eq!(file.metadata().unwrap().len(), 8);
     }
 
     #[test]
     fn closed_and_unwritable_ones_are_refused() {
-        let (reader, _writer) = io::pipe().unwrap();
-        let number = u32::try_from(reader.as_raw_fd()).unwrap();
-        let error = writable(number).unwrap_err();
+        let (reader, writer) = io::pipe().unwrap();
+        let error = writable(inherited(&reader)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
-        for number in [987_654, u32::MAX] {
+        // The last one is open, and ours: no launcher could have left it.
+        let ours = u32::try_from(writer.as_raw_fd()).unwrap();
+        for number in [987_654, u32::MAX, ours] {
             let error = writable(number).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EBADF));
         }

@@ -3,6 +3,7 @@
 mod background;
 mod doctor;
 pub(crate) mod ending;
+mod errors;
 mod exec;
 mod flags;
 pub(crate) mod inherited;
@@ -109,7 +110,7 @@ pub fn main(arguments: Vec<OsString>) -> u8 {
 pub(crate) fn say(message: &str) {
     // One write, so that lines of several processes stay whole.
     let line = format!("{}\n", message.trim_end());
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    let _ = errors::Errors.write_all(line.as_bytes());
 }
 
 /// An error with its causes, on one line.

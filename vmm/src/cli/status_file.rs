@@ -199,6 +199,8 @@ mod tests {
         use std::io::Read;
         use std::os::fd::AsRawFd;
         let (mut reader, writer) = io::pipe().unwrap();
+        // As it is after an exec.
+        rustix::io::fcntl_setfd(&writer, rustix::io::FdFlags::empty()).unwrap();
         let file: StatusFile = format!("fd:{}", writer.as_raw_fd()).parse().unwrap();
         file.open().unwrap().write(&json!({"status": 3})).unwrap();
         drop(writer);

@@ -22,10 +22,11 @@ const SETTLE: Duration = Duration::from_secs(10);
 /// How the folder of a sandbox that is being removed begins: no name does, so nobody takes it for one.
 const REMOVED: &str = ".removed-";
 /// Files of one life, not of the sandbox; a log that the next life has no use for is not to be taken for its own.
-const OF_A_LIFE: [&[u8]; 5] = [
+const OF_A_LIFE: [&[u8]; 6] = [
     b"current.json",
     b"last.json",
     b"monitor.log",
+    b"monitor.log.1",
     b"output.log",
     b"output.log.1",
 ];

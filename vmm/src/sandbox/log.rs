@@ -34,6 +34,18 @@ impl LogFile {
         })
     }
 
+    /// The file that is written now.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
     /// The file that holds what came before, if there is any.
     #[must_use]
     pub fn older(path: &Path) -> PathBuf {

@@ -260,6 +260,8 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
         down: None,
         exit: None,
     };
+    let (name, generation) = (life.sandbox().name().to_string(), life.id().to_string());
+    tracing::info!(name, generation, pid = std::process::id(), "begins");
     let done = supervisor.serve(&mut life);
     // Before the record says that it has ended.
     supervisor.unplug();
@@ -307,6 +309,8 @@ fn failed(error: &Error, status: u8, exit: Option<Value>) -> Record {
 
 /// A record that cannot be written leaves the sandbox as a dead one, which is what it then is.
 fn conclude(life: &mut Life, record: &Record) {
+    let (end, reason) = (record.end.name(), &record.reason);
+    tracing::info!(end, reason, status = record.status, "ended");
     if let Err(error) = life.conclude(record) {
         say(&format!("vmm: {}", crate::cli::chain(&error)));
     }
@@ -370,6 +374,8 @@ impl Supervisor {
             on_ready().map_err(|source| Error::Host("the background", source))?;
         }
         self.announce.ready();
+        let up_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        tracing::info!(up_ms, "ready");
         Ok(())
     }
 
@@ -445,6 +451,7 @@ impl Supervisor {
     fn begin_end(&mut self, life: &Life, end: End) -> Result<(), Error> {
         if !matches!(self.phase, Phase::Stopping(_)) {
             self.phase = Phase::Stopping(end);
+            tracing::info!("asked to stop");
             self.announce.stopping();
             life.say(Said::Stopping)?;
         }
