@@ -73,9 +73,9 @@
 //!
 //! # Limits
 //!
-//! - Memory for what host sockets do not take: a connection's credit window, 256 KiB for the first
-//!   64 at once and 64 KiB for others, at most 1,024 connections ([`vsock::Limits`]). Nothing is
-//!   held for what goes to the guest.
+//! - Memory for what host sockets do not take: a connection's credit window, 256 KiB (or what a monitor
+//!   chooses by [`vsock::socket_window`], at most 512) for the first 32 at once and 64 KiB for others, at
+//!   most 1,024 connections ([`vsock::Limits`]). Nothing is held for what goes to the guest.
 //! - 256 clients at once that have not sent their `CONNECT` line, for 5 s each
 //!   ([`vsock::Deadlines`]).
 //! - 1,024 resets owed to a guest that takes none.

@@ -70,6 +70,7 @@ impl DeviceLoop {
         let ready = Arc::new(AtomicBool::new(false));
         let mut device = VsockConfig::new(config.socket, config.fence);
         device.guest_ports = config.host_ports;
+        device.limits.large_window = vsock::socket_window();
         device.agent_ready = ready.clone();
         device.agent_port = AGENT_PORT;
         device.control_port = CONTROL_PORT;

@@ -49,6 +49,7 @@ pub use host::{Counters, VsockHost};
 pub use muxer::{Key, Limits};
 pub use queues::QueueError;
 use shared::{Active, Shared};
+pub use stream::socket_window;
 
 /// Index of the queue that carries packets to the guest.
 pub const RX_QUEUE: usize = 0;

@@ -20,7 +20,7 @@ const FIRST_HOST_PORT: u32 = 1 << 30;
 const MAX_RESETS: usize = 1024;
 
 /// How many connections get the large window; beyond that the small one bounds memory.
-const LARGE_WINDOWS: usize = 64;
+const LARGE_WINDOWS: usize = 32;
 
 /// What names a connection; the guest's address is fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,7 +36,7 @@ pub struct Key {
 pub struct Limits {
     /// Connections at once.
     pub connections: usize,
-    /// Buffer for what the guest sends, in bytes: that of the first 64 connections at once.
+    /// Buffer for what the guest sends, in bytes: that of the first 32 connections at once.
     pub large_window: u32,
     /// The same for all others.
     pub small_window: u32,

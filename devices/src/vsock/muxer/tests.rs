@@ -276,14 +276,14 @@ fn connections_are_bounded_and_later_ones_get_a_small_window() {
             .iter()
             .filter(|window| **window == 256 * 1024)
             .count(),
-        64
+        32
     );
     assert_eq!(
         windows
             .iter()
             .filter(|window| **window == 64 * 1024)
             .count(),
-        960
+        992
     );
 }
 

@@ -635,7 +635,7 @@ fn lc07_a_thousand_connections_that_nobody_reads_stay_within_their_windows() {
         rig.run();
     }
     assert_eq!(rig.host.connections(), 1000);
-    assert!(rig.host.buffered() <= 64 * 256 * 1024 + 936 * 64 * 1024);
+    assert!(rig.host.buffered() <= 32 * 256 * 1024 + 968 * 64 * 1024);
     assert_eq!(rig.wakeups_in(WHILE / 4), 0);
     drop(servers);
     while rig.host.connections() > 0 {
