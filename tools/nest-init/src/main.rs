@@ -4,6 +4,7 @@
 //! port, the job, the host's root by 9p with writable layers over its scratch folders, the command between its
 //! ports, its status. Then it stands still until the host ends the machine, which is quicker than a power-off.
 
+mod clock;
 mod mounts;
 mod ports;
 mod streams;
@@ -121,6 +122,9 @@ fn receive(inbox: &mut fs::File) -> Result<ToNest, Fault> {
 fn load_modules(folder: &Path) -> Result<(), Fault> {
     let order = fs::read_to_string(folder.join("order")).naming("read module list")?;
     for name in order.lines() {
+        if name == "kvm.ko" {
+            clock::wait_until_measured()?;
+        }
         let file = fs::File::open(folder.join(name)).naming(format!("open module {name}"))?;
         match rustix::system::finit_module(&file, c"", 0) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
