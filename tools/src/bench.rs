@@ -13,10 +13,12 @@ mod size;
 mod stats;
 mod stream;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::place::Place;
+use crate::place::{Place, write_whole};
+use crate::process::{capture_bytes, cargo};
+use crate::setup;
 
 /// `cargo xtask bench`.
 #[derive(clap::Subcommand)]
@@ -63,6 +65,17 @@ fn peer(text: &str) -> std::result::Result<PathBuf, String> {
         )),
         _ => Err("expected firecracker=PATH".into()),
     }
+}
+
+/// Writes a fast guest to a file of its name in `folder`.
+///
+/// It is built now and not with this program, which brings the target that building it takes.
+fn guest(place: &Place, folder: &Path, name: &str) -> Result<PathBuf> {
+    setup::rust_targets(place)?;
+    let words = ["run", "--quiet", "--package", "vmm-guests", "--", name];
+    let path = folder.join(name).with_extension("elf");
+    write_whole(&path, &capture_bytes(&mut cargo(place, words))?)?;
+    Ok(path)
 }
 
 /// All targets that were missed, as one failure.

@@ -30,12 +30,17 @@ pub fn line(command: &Command) -> String {
 
 /// Runs it to its end with its output captured; stdout is returned, the rest is shown when it fails.
 pub fn capture(command: &mut Command) -> Result<String> {
+    capture_bytes(command).map(|stdout| String::from_utf8_lossy(&stdout).into_owned())
+}
+
+/// The same where stdout is not text.
+pub fn capture_bytes(command: &mut Command) -> Result<Vec<u8>> {
     let output = command
         .stdin(Stdio::null())
         .output()
         .naming(|| format!("start `{}`", line(command)))?;
     if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        return Ok(output.stdout);
     }
     let said = String::from_utf8_lossy(&output.stderr).into_owned()
         + &String::from_utf8_lossy(&output.stdout);
@@ -89,6 +94,7 @@ pub const MUSL: &str = "x86_64-unknown-linux-musl";
 
 /// Builds a static binary of the workspace and returns its path.
 pub fn build_static(place: &Place, package: &str, binary: &str) -> Result<PathBuf> {
+    crate::setup::rust_targets(place)?;
     let _progress = crate::say::progress(format!("building {binary}"));
     chatter(&mut cargo(
         place,

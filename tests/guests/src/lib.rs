@@ -38,6 +38,15 @@ pub const TRANSPORT: &[u8] = guest!("transport");
 /// A polling virtio-vsock driver with services for every behaviour of a peer: see [`ports`].
 pub const VSOCK: &[u8] = guest!("vsock");
 
+/// Every guest by the name of its file.
+pub const ALL: &[(&str, &[u8])] = &[
+    ("serial", SERIAL),
+    ("ends", ENDS),
+    ("noise", NOISE),
+    ("transport", TRANSPORT),
+    ("vsock", VSOCK),
+];
+
 /// The ports that [`VSOCK`] listens on.
 pub mod ports {
     /// Sends back what it gets; ends when the host has ended and all is sent.

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use crate::bench::contestant::Contestant;
 use crate::bench::report::{self, Circumstances};
 use crate::bench::stats::{Ratio, Summary};
-use crate::bench::verdict;
+use crate::bench::{guest, verdict};
 use crate::error::{Naming, Result};
-use crate::place::{Place, write_whole};
+use crate::place::Place;
 use crate::process::build_static;
 use crate::say;
 
@@ -45,11 +45,10 @@ struct Report {
 
 /// Measures, prints, keeps and judges.
 pub fn run(place: &Place, peer: Option<PathBuf>, rounds: u32, memory: u32) -> Result<()> {
+    let folder = tempfile::tempdir().naming(|| "create a folder".into())?;
+    let guest = guest(place, folder.path(), "serial")?;
     let vmm = build_static(place, "vmm", "vmm")?;
     let floor = build_static(place, "floor", "floor")?;
-    let folder = tempfile::tempdir().naming(|| "create a folder".into())?;
-    let guest = folder.path().join("serial.elf");
-    write_whole(&guest, vmm_guests::SERIAL)?;
 
     let circumstances = Circumstances::now(place, &vmm);
     let mut contestants = vec![

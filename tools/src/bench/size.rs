@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 
 use crate::bench::contestant::Ended;
 use crate::bench::report::{self, Circumstances};
-use crate::bench::verdict;
+use crate::bench::{guest, verdict};
 use crate::error::{Error, Naming, Result};
-use crate::place::{Place, write_whole};
+use crate::place::Place;
 use crate::process::{build_static, line, read};
 use crate::say;
 
@@ -36,13 +36,15 @@ struct Report {
 
 /// Measures, prints, keeps and judges.
 pub fn run(place: &Place) -> Result<()> {
+    let folder = tempfile::tempdir().naming(|| "create a folder".into())?;
+    let guest = guest(place, folder.path(), "ends")?;
     let vmm = build_static(place, "vmm", "vmm")?;
     let agent = build_static(place, "vmm-agent", "vmm-agent")?;
     let binaries = vec![
         binary("vmm", &vmm, 4 * MIB)?,
         binary("vmm-agent", &agent, MIB)?,
     ];
-    let memory = memory(&vmm)?;
+    let memory = memory(&vmm, &guest)?;
     let report = Report {
         circumstances: Circumstances::now(place, &vmm),
         binaries,
@@ -125,10 +127,7 @@ struct Memory {
 }
 
 /// Rss of the monitor with a guest that has said a word and spins.
-fn memory(vmm: &Path) -> Result<Memory> {
-    let folder = tempfile::tempdir().naming(|| "create a folder".into())?;
-    let guest = folder.path().join("ends.elf");
-    write_whole(&guest, vmm_guests::ENDS)?;
+fn memory(vmm: &Path, guest: &Path) -> Result<Memory> {
     let mut command = Command::new(vmm);
     command
         .args([
@@ -140,7 +139,7 @@ fn memory(vmm: &Path) -> Result<Memory> {
             "say=! end=spin",
             "--kernel",
         ])
-        .arg(&guest)
+        .arg(guest)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit());
