@@ -3,10 +3,12 @@
 // guest may change it at any time.
 #![allow(unsafe_code)]
 
+use std::ffi::c_int;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
+use rustix::ioctl::{Getter, Opcode, ioctl};
 use rustix::net::{
     RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg,
 };
@@ -14,6 +16,9 @@ use vm_memory::VolatileSlice;
 
 /// Most slices that one call takes (Linux: `UIO_MAXIOV`).
 pub(super) const MAX_SLICES: usize = 1024;
+
+/// `SIOCOUTQ` of linux/sockios.h, which is `TIOCOUTQ`.
+const SIOCOUTQ: Opcode = 0x5411;
 
 /// `struct iovec`.
 #[repr(C)]
@@ -55,6 +60,17 @@ pub(super) fn send(fd: BorrowedFd<'_>, from: &[VolatileSlice<'_>]) -> Result<usi
     })
 }
 
+/// What a unix socket has sent and its reader has not read, in bytes of memory that it takes: somewhat more than the
+/// data. `usize::MAX` if the kernel does not say.
+pub(super) fn unread(fd: BorrowedFd<'_>) -> usize {
+    // SAFETY: SIOCOUTQ writes one int (unix(7), unix_ioctl of the kernel).
+    let bytes = unsafe { ioctl(fd, Getter::<SIOCOUTQ, c_int>::new()) };
+    bytes
+        .ok()
+        .and_then(|bytes| bytes.try_into().ok())
+        .unwrap_or(usize::MAX)
+}
+
 /// Repeats a call that a signal has interrupted.
 pub(super) fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
@@ -76,4 +92,23 @@ fn vectors(slices: &[VolatileSlice<'_>]) -> Vec<IoVec> {
             len: slice.len(),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn unread_is_what_the_reader_has_not_taken() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        assert_eq!(unread(ours.as_fd()), 0);
+        ours.write_all(&[7; 10_000]).unwrap();
+        assert!((10_000..100_000).contains(&unread(ours.as_fd())));
+        theirs.read_exact(&mut [0; 10_000]).unwrap();
+        assert_eq!(unread(ours.as_fd()), 0);
+    }
 }

@@ -13,13 +13,13 @@ use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
 use super::connection::Connection;
 use super::handshake::Refusal;
-use super::header::Header;
+use super::header::{Header, Op};
 use super::host::VsockHost;
-use super::io;
+use super::io::{self, MAX_SLICES};
 use super::muxer::{Key, Verdict};
-use super::queues::{QueueError, RxBatch, next_tx, truncate, wants_interrupt};
+use super::queues::{QueueError, RxBatch, TxPacket, next_tx, truncate, wants_interrupt};
 use super::shared::Active;
-use super::stream::{BURST_START, Reading, Stream};
+use super::stream::{BURST_START, Reading, SEND_BUFFER, Stream};
 
 /// Packets of the guest taken in one portion.
 const TX_PORTION: usize = 128;
@@ -50,6 +50,31 @@ enum Turn {
     Starved,
 }
 
+/// Packets of the guest in a row that carry data of one connection: one system call takes it all to the host's
+/// socket, whose reader would else be woken for each. They are the guest's again when that is done.
+#[derive(Debug, Default)]
+struct Run<'m> {
+    key: Option<Key>,
+    slices: Vec<VolatileSlice<'m>>,
+    length: usize,
+    /// The packets' chains, others that came between included.
+    heads: Vec<u16>,
+}
+
+impl Run<'_> {
+    /// Whether a packet carries more of the same.
+    fn goes_on(&self, header: &Header, payload: &[VolatileSlice<'_>]) -> bool {
+        let key = Key {
+            host_port: header.dst_port,
+            guest_port: header.src_port,
+        };
+        self.key == Some(key)
+            && Op::from_wire(header.op) == Some(Op::ReadWrite)
+            && self.slices.len() + payload.len() <= MAX_SLICES
+            && self.length < MAX_BURST as usize
+    }
+}
+
 impl VsockHost {
     /// Works on both queues; true if there is more to do at once.
     pub(super) fn pump(&mut self, active: &mut Active) -> Result<bool, QueueError> {
@@ -73,39 +98,102 @@ impl VsockHost {
     fn pump_tx(&mut self, active: &mut Active) -> Result<Portion, QueueError> {
         let Active { memory, tx, .. } = active;
         let mut payload = Vec::new();
+        let mut run = Run::default();
         let mut left = TX_PORTION;
+        let owed = self.muxer.has_control();
         tx.disable_notification(memory)?;
         while left > 0 {
-            let Some(packet) = next_tx(tx, memory, &mut payload)? else {
-                if tx.enable_notification(memory)? {
-                    tx.disable_notification(memory)?;
-                    continue;
+            let packet = match next_tx(tx, memory, &mut payload) {
+                Ok(Some(packet)) => packet,
+                Ok(None) => {
+                    self.finish(&mut run, tx, memory)?;
+                    if tx.enable_notification(memory)? {
+                        tx.disable_notification(memory)?;
+                        continue;
+                    }
+                    let used = left < TX_PORTION;
+                    return Ok(Portion { more: false, used });
                 }
-                let used = left < TX_PORTION;
-                return Ok(Portion { more: false, used });
+                Err(error) => {
+                    // What came before the broken chain has been sent.
+                    self.finish(&mut run, tx, memory)?;
+                    return Err(error);
+                }
             };
             left -= 1;
             self.counters.tx_packets += 1;
-            let head = packet.head;
-            match packet.header {
-                Some(header) => self.on_packet(&header, packet.payload, packet.length),
+            let TxPacket {
+                head,
+                header,
+                payload,
+                length,
+            } = packet;
+            let mut early = false;
+            if !header.is_some_and(|header| run.goes_on(&header, payload)) {
+                let key = run.key;
+                self.finish(&mut run, tx, memory)?;
+                early = !owed && self.muxer.has_control() && key.is_some_and(|key| self.flows(key));
+            }
+            run.heads.push(head);
+            match header {
+                Some(header) => self.on_packet(&header, payload, length, &mut run),
                 None => self.counters.malformed += 1,
             }
-            tx.add_used(memory, head, 0)?;
+            if early {
+                // The guest hears of its credit before the rest of its packets is worked on, so that it sends more
+                // meanwhile instead of waiting with all of its window used up.
+                break;
+            }
         }
+        self.finish(&mut run, tx, memory)?;
         let (more, used) = (true, true);
         Ok(Portion { more, used })
     }
 
-    fn on_packet(&mut self, header: &Header, payload: &mut Vec<VolatileSlice<'_>>, length: usize) {
-        match self.muxer.on_packet(header, length) {
-            Verdict::Nothing => {}
+    /// Whether a host's socket is read as fast as it is written: another window goes into it without the outbox.
+    fn flows(&self, key: Key) -> bool {
+        let unread = |stream: &Stream| io::unread(stream.source.inner().as_fd());
+        // The kernel takes twice what it was asked for.
+        self.streams
+            .get(&key)
+            .is_some_and(|stream| unread(stream) <= SEND_BUFFER / 4 * 3)
+    }
+
+    /// Delivers a run and gives its buffers back to the guest.
+    fn finish(
+        &mut self,
+        run: &mut Run<'_>,
+        tx: &mut Queue,
+        memory: &GuestMemoryMmap,
+    ) -> Result<(), QueueError> {
+        self.deliver(run);
+        for head in run.heads.drain(..) {
+            tx.add_used(memory, head, 0)?;
+        }
+        Ok(())
+    }
+
+    fn on_packet<'m>(
+        &mut self,
+        header: &Header,
+        payload: &mut Vec<VolatileSlice<'m>>,
+        length: usize,
+        run: &mut Run<'m>,
+    ) {
+        let verdict = self.muxer.on_packet(header, length);
+        if let Verdict::Data(key, length) = verdict {
+            truncate(payload, length as usize);
+            run.key = Some(key);
+            run.slices.append(payload);
+            run.length += length as usize;
+            return;
+        }
+        // Whatever else it means comes after the data before it.
+        self.deliver(run);
+        match verdict {
+            Verdict::Nothing | Verdict::Data(..) => {}
             Verdict::Request(key) => self.on_request(key, header),
             Verdict::Established(key) => self.on_established(key),
-            Verdict::Data(key, length) => {
-                truncate(payload, length as usize);
-                self.deliver(key, payload, length as usize);
-            }
             Verdict::Credit(key) => {
                 let blocked = |stream: &Stream| stream.reading == Reading::NoCredit;
                 if self.streams.get(&key).is_some_and(blocked) {
@@ -120,14 +208,18 @@ impl VsockHost {
         }
     }
 
-    /// Hands data of the guest to its host.
-    fn deliver(&mut self, key: Key, payload: &mut Vec<VolatileSlice<'_>>, length: usize) {
+    /// Hands the data of a run to its host.
+    fn deliver(&mut self, run: &mut Run<'_>) {
+        let Some(key) = run.key.take() else { return };
+        let length = std::mem::take(&mut run.length);
         self.counters.tx_bytes += length as u64;
+        // A packet that broke a rule has taken the connection with it, but not the data before it.
         let connection = self.muxer.connection(key);
-        let receives = connection.is_some_and(Connection::host_receives);
+        let receives = connection.is_none_or(Connection::host_receives);
         match self.streams.get_mut(&key) {
             Some(stream) if receives => {
-                match stream.outbox.send(stream.source.inner().as_fd(), payload) {
+                let socket = stream.source.inner().as_fd();
+                match stream.outbox.send(socket, &mut run.slices) {
                     Ok(sent) => {
                         if !stream.outbox.is_empty() {
                             self.touched.push(key);
@@ -151,6 +243,7 @@ impl VsockHost {
                 }
             }
         }
+        run.slices.clear();
     }
 
     fn pump_rx(&mut self, active: &mut Active) -> Result<Portion, QueueError> {

@@ -17,7 +17,7 @@ pub(super) const BURST_START: u32 = 4096;
 
 /// What is asked of a host's socket, in bytes: the largest window of a connection. The kernel keeps its
 /// books over twice as much.
-const SEND_BUFFER: usize = 512 << 10;
+pub(super) const SEND_BUFFER: usize = 512 << 10;
 
 /// The largest credit window, in bytes, with which nearly all that a guest sends fits the socket of a client
 /// that lags: 512 KiB for a process with `CAP_NET_ADMIN`, else what `net.core.wmem_max` allows. A larger one
