@@ -2,12 +2,14 @@
 //!
 //! ```text
 //!   boot    spawn to the first serial byte of a fast guest, on the host's own KVM, A B C A B C ...
+//!   device  streams through the vsock device alone, both ways, beside a socket pair that carries the same
 //!   size    the monitor's own memory with an idle guest, and what the binaries take on disk
 //!   stream  a workload in a stock guest: its first byte, and its uncapped output, beside the same over the peer
 //! ```
 
 mod boot;
 mod contestant;
+mod device;
 mod report;
 mod size;
 mod stats;
@@ -35,6 +37,9 @@ pub enum Bench {
         #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(64..=65_536))]
         memory: u32,
     },
+    /// Streams through the vsock device alone, with a fast guest at its far end, both ways, as a share of a socket
+    /// pair that carries the same bytes.
+    Device(device::Arguments),
     /// The monitor's own memory with an idle guest of 128 MiB, and the size of the binaries.
     Size,
     /// A workload in a stock guest, in the nest where the host's KVM has no hardware behind it: spawn to its first
@@ -50,6 +55,7 @@ pub fn run(place: &Place, bench: Bench) -> Result<u8> {
             rounds,
             memory,
         } => boot::run(place, peer, rounds, memory),
+        Bench::Device(arguments) => device::run(place, &arguments),
         Bench::Size => size::run(place),
         Bench::Stream(arguments) => stream::run(place, arguments),
     }

@@ -46,7 +46,7 @@ fn guest(command_line: &'static [u8]) {
                 .for_each(|index| vsock.give_back(*index));
             count = 0;
         }
-        vsock.flush();
         peer.pump(&mut vsock);
+        vsock.flush();
     }
 }

@@ -35,7 +35,8 @@ pub const NOISE: &[u8] = guest!("noise");
 /// Abuses the virtio-mmio transport of the first device and says what it got, a line a check.
 pub const TRANSPORT: &[u8] = guest!("transport");
 
-/// A polling virtio-vsock driver with services for every behaviour of a peer: see [`ports`].
+/// A polling virtio-vsock driver with services for every behaviour of a peer: see [`ports`]. It takes 128 MiB and has
+/// room for 1,024 connections.
 pub const VSOCK: &[u8] = guest!("vsock");
 
 /// Every guest by the name of its file.
@@ -67,6 +68,10 @@ pub mod ports {
     pub const RESET: u32 = 29;
     /// From its first byte on posts no RX buffer for `hold=` cycles, then is a sink.
     pub const STARVE: u32 = 33;
+    /// Takes all without a look at it until the host half-closes, then answers its count (u64 LE) and ends.
+    pub const DRAIN: u32 = 37;
+    /// Takes a count (u64 LE), sends that many bytes that are all the same, then half-closes.
+    pub const FLOOD: u32 = 39;
     /// As [`HALF`] but says nothing to the host.
     pub const COUNT: u32 = 35;
     /// Sends a packet from a wrong CID and resets for a stream that does not exist, then echoes.

@@ -415,7 +415,8 @@ fn drain(
     Ok((first_ms, (count - first) as f64 / elapsed / 1e6))
 }
 
-fn wait_readable(source: &impl std::os::fd::AsFd) -> Result<()> {
+/// Waits for a guest's next byte.
+pub(super) fn wait_readable(source: &impl std::os::fd::AsFd) -> Result<()> {
     let timeout = Timespec {
         tv_sec: DEADLINE.as_secs() as i64,
         tv_nsec: 0,

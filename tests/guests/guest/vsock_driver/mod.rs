@@ -37,12 +37,15 @@ const TX_STRIDE: u64 = 0x2_0000;
 const TX_DATA: u64 = 0x1000;
 /// A header and 16 pages.
 const TX_DESCRIPTORS: u16 = 17;
-const TX_COUNT: u16 = 7;
-const QUEUE_SIZE: u16 = 128;
+const TX_COUNT: u16 = 15;
+const QUEUE_SIZE: u16 = 256;
 const PAGE: u64 = 4096;
 
 const FEATURE_VERSION_1: u64 = 1 << 32;
 const FEATURE_EVENT_IDX: u64 = 1 << 29;
+
+/// What a prepared packet is full of.
+const PREPARED: u8 = 0x5a;
 
 /// A packet header, as on the wire.
 #[repr(C, packed)]
@@ -77,8 +80,12 @@ pub struct Vsock {
     tx: Ring,
     layout: Layout,
     free: u16,
+    /// TX slots that hold [`PREPARED`] bytes, a bit each.
+    prepared: u16,
     /// Whether RX buffers were given back since the last doorbell.
     returned: bool,
+    /// Whether packets were sent since.
+    sent: bool,
     /// Our own CID.
     pub cid: u64,
 }
@@ -111,7 +118,9 @@ impl Vsock {
             tx,
             layout,
             free: (1 << TX_COUNT) - 1,
+            prepared: 0,
             returned: false,
+            sent: false,
             cid,
         };
         let buffers = option(command_line, b"rxbufs").map_or(32, number).min(64);
@@ -154,10 +163,13 @@ impl Vsock {
         self.returned = true;
     }
 
-    /// Rings the RX doorbell if buffers were given back since.
+    /// Rings the doorbells of what was given back and sent since: once for all of it, as Linux does.
     pub fn flush(&mut self) {
         if core::mem::take(&mut self.returned) && self.rx.must_kick() {
             self.device.notify(0);
+        }
+        if core::mem::take(&mut self.sent) && self.tx.must_kick() {
+            self.device.notify(1);
         }
     }
 
@@ -169,9 +181,35 @@ impl Vsock {
         self.free != 0
     }
 
-    /// Sends a packet whose `header.len` bytes of data are written by `fill`. Call only if [`Self::can_send`].
+    /// Offers a packet whose `header.len` bytes of data are written by `fill`. Call only if [`Self::can_send`].
     pub fn send(&mut self, header: Header, fill: impl FnOnce(&mut [u8])) {
         let slot = self.free.trailing_zeros() as u16;
+        if header.len > 0 {
+            self.prepared &= !(1 << slot);
+            fill(self.data(slot, header.len as usize));
+        }
+        self.offer(slot, header);
+    }
+
+    /// The same with data that a slot has from its last use, so that sending costs no more than describing it.
+    pub fn send_prepared(&mut self, header: Header) {
+        let slot = self.free.trailing_zeros() as u16;
+        if self.prepared & 1 << slot == 0 {
+            self.prepared |= 1 << slot;
+            self.data(slot, PACKET_MAX).fill(PREPARED);
+        }
+        self.offer(slot, header);
+    }
+
+    /// The first bytes of a slot's data.
+    fn data(&mut self, slot: u16, length: usize) -> &mut [u8] {
+        let at = TX_SLOTS + u64::from(slot) * TX_STRIDE + TX_DATA;
+        // SAFETY: the slot is ours until it is offered, and `length` is at most a packet.
+        unsafe { core::slice::from_raw_parts_mut(at as *mut u8, length) }
+    }
+
+    /// Hands a slot with its data to the device.
+    fn offer(&mut self, slot: u16, header: Header) {
         self.free &= !(1 << slot);
         let base = TX_SLOTS + u64::from(slot) * TX_STRIDE;
         let head = slot * TX_DESCRIPTORS;
@@ -183,10 +221,6 @@ impl Vsock {
             base
         };
         crate::machine::store(at, header);
-        if length > 0 {
-            // SAFETY: the slot is ours until the device returns it, and `length` is at most a packet.
-            fill(unsafe { core::slice::from_raw_parts_mut(data as *mut u8, length as usize) });
-        }
         if self.layout.tx_one {
             self.tx
                 .describe(head, at, HEADER as u32 + length, false, None);
@@ -208,8 +242,6 @@ impl Vsock {
             }
         }
         self.tx.offer(head);
-        if self.tx.must_kick() {
-            self.device.notify(1);
-        }
+        self.sent = true;
     }
 }

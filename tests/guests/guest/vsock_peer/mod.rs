@@ -10,7 +10,10 @@ use crate::vsock_driver::{HOST, Header, Vsock, op};
 use connection::{Connection, State};
 use services::Service;
 
-const CONNECTIONS: usize = 64;
+/// As many as the device has at most.
+const CONNECTIONS: usize = 1024;
+/// Where they are: too many for the stack, above all outboxes.
+const TABLE: u64 = 0x0700_0000;
 const STRAYS: usize = 16;
 
 /// Both directions of a shutdown.
@@ -19,7 +22,9 @@ const BOTH: u32 = 3;
 /// All connections.
 pub struct Peer {
     cid: u64,
-    connections: [Connection; CONNECTIONS],
+    connections: &'static mut [Connection],
+    /// No connection from here on is in use.
+    high: usize,
     /// Packets without a connection that are owed a reset: ports as they will be sent.
     strays: [(u32, u32); STRAYS],
     stray_count: usize,
@@ -29,11 +34,18 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// No connection.
+    /// No connection. There is one such table.
     pub fn new(cid: u64) -> Self {
+        let table = TABLE as *mut Connection;
+        for index in 0..CONNECTIONS {
+            // SAFETY: this memory holds nothing else.
+            unsafe { table.add(index).write(Connection::free(index)) };
+        }
         Self {
             cid,
-            connections: core::array::from_fn(Connection::free),
+            // SAFETY: all of them have just been written, and nobody else has this memory.
+            connections: unsafe { core::slice::from_raw_parts_mut(table, CONNECTIONS) },
+            high: 0,
             strays: [(0, 0); STRAYS],
             stray_count: 0,
             next_port: 5000,
@@ -44,8 +56,7 @@ impl Peer {
     /// Takes one packet from the host.
     pub fn packet(&mut self, header: &Header, data: &[u8]) {
         let (host, guest) = (header.src_port, header.dst_port);
-        let found = self
-            .connections
+        let found = self.connections[..self.high]
             .iter()
             .position(|c| c.state != State::Free && c.host_port == host && c.guest_port == guest);
         let Some(index) = found else {
@@ -85,7 +96,10 @@ impl Peer {
             let (source, destination) = self.strays[self.stray_count];
             vsock.send(self.header(source, destination, op::RST), |_| {});
         }
-        for index in 0..CONNECTIONS {
+        while self.high > 0 && self.connections[self.high - 1].state == State::Free {
+            self.high -= 1;
+        }
+        for index in 0..self.high {
             while self.connections[index].state != State::Free && vsock.can_send() {
                 if !self.pump_one(index, vsock) {
                     break;
@@ -102,8 +116,7 @@ impl Peer {
         if service == Service::Silent {
             return;
         }
-        let free = self.connections.iter().position(|c| c.state == State::Free);
-        let Some(index) = free else {
+        let Some(index) = self.unused() else {
             return self.stray(guest, host);
         };
         let mut connection = Connection::free(index);
@@ -117,10 +130,21 @@ impl Peer {
         self.accepted(index);
     }
 
+    /// The first place without a connection, which is about to have one.
+    fn unused(&mut self) -> Option<usize> {
+        let index = self
+            .connections
+            .iter()
+            .position(|c| c.state == State::Free)?;
+        self.high = self.high.max(index + 1);
+        Some(index)
+    }
+
     /// Starts a connection to `port` of the host, joined with `with`. False if there is no room.
     fn dial(&mut self, port: u32, with: usize) -> bool {
-        let free = self.connections.iter().position(|c| c.state == State::Free);
-        let Some(index) = free else { return false };
+        let Some(index) = self.unused() else {
+            return false;
+        };
         let mut connection = Connection::free(index);
         connection.state = State::Connecting;
         connection.service = Service::Relay;
@@ -191,8 +215,13 @@ impl Peer {
         if length > 0 {
             (header.op, header.len) = (op::RW, length as u32);
             connection.told = connection.forwarded;
-            vsock.send(header, |data| connection.fill(data));
             let taken = length as u32;
+            if connection.service == Service::Flood {
+                connection.pass(taken);
+                vsock.send_prepared(header);
+                return true;
+            }
+            vsock.send(header, |data| connection.fill(data));
             self.credit_feeder(index, taken);
             return true;
         }
@@ -229,7 +258,7 @@ impl Peer {
 
     /// The bytes that left `index`'s outbox came from someone: their credit grows.
     fn credit_feeder(&mut self, index: usize, taken: u32) {
-        for connection in &mut self.connections {
+        for connection in &mut self.connections[..self.high] {
             if connection.state != State::Free && connection.target == index && connection.relays()
             {
                 connection.consume(taken);

@@ -18,6 +18,8 @@ pub enum Service {
     Reset,
     Forge,
     Starve,
+    Drain,
+    Flood,
     /// The far end of a dial.
     Relay,
 }
@@ -37,6 +39,8 @@ impl Service {
             31 => Self::Forge,
             33 => Self::Starve,
             35 => Self::Count,
+            37 => Self::Drain,
+            39 => Self::Flood,
             _ => return None,
         })
     }
@@ -69,7 +73,11 @@ impl Peer {
                 });
                 connection.consume(length);
             }
-            Service::Source => {
+            Service::Drain => {
+                connection.count += data.len() as u64;
+                connection.consume(length);
+            }
+            Service::Source | Service::Flood => {
                 for byte in data {
                     connection.parameter |= u64::from(*byte) << (8 * connection.count);
                     connection.count += 1;
@@ -129,6 +137,11 @@ impl Peer {
                 answer[..8].copy_from_slice(&connection.count.to_le_bytes());
                 answer[8..].copy_from_slice(&connection.hash.to_le_bytes());
                 connection.push(&answer);
+                connection.complete = true;
+            }
+            Service::Drain if !connection.complete => {
+                let count = connection.count.to_le_bytes();
+                connection.push(&count);
                 connection.complete = true;
             }
             Service::Half | Service::Count => {
