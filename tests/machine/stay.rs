@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use vmm_tests::{Ended, Vmm};
+use vmm_tests::{Ended, Monitor, Vmm};
 
 /// A state root of the test's own, whose sandboxes go with it.
 struct Root(tempfile::TempDir);
@@ -137,6 +137,19 @@ fn twenty_at_once_reach_one_sandbox_and_all_of_it_can_be_seen_and_ended() {
     assert_eq!(root.run("exec", &["box", "--", "true"]).status, 125);
     assert_eq!(root.run("rm", &["box"]).status, 0);
     assert_eq!(root.run("inspect", &["box"]).status, 3);
+}
+
+#[test]
+fn ev02_neither_monitor_nor_vcpu_of_an_idle_sandbox_does_anything_for_ten_seconds() {
+    let root = Root::new();
+    root.start("box", &[]);
+    let ended = root.run("exec", &["box", "--", "true"]);
+    assert_eq!(ended.status, 0, "{}", ended.stderr);
+    let inspected = root.run("inspect", &["box", "--json"]).text();
+    let monitor = Monitor::of(&serde_json::from_str(&inspected).unwrap());
+    // The agent's own is left.
+    monitor.metrics_with(|metrics| metrics["vsock"]["connections"] == 1);
+    monitor.assert_idle(Duration::from_secs(10));
 }
 
 #[test]

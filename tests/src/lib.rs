@@ -3,7 +3,8 @@
 //! ```text
 //!   tests/fast/*.rs      fast guests, in this process or by the `vmm` program, on any KVM
 //!   tests/machine/*.rs   stock kernels, by the `vmm` program, in one nest boot (feature `machine`)
-//!   this library         what both use: [`InProcess`] machines, the [`Vmm`] program, [`Tap`]s on output
+//!   this library         what both use: [`InProcess`] machines, the [`Vmm`] program, a [`Sandbox`] that stays and its
+//!                        [`Monitor`] seen from outside, [`Tap`]s on output
 //! ```
 //!
 //! A test waits for an event (a line on a console, an end, a byte on a socket) with a deadline, never for time
@@ -20,14 +21,18 @@
 mod client;
 pub mod image;
 mod in_process;
+mod monitor;
 mod program;
+mod sandbox;
 mod tap;
 
 use std::time::Duration;
 
 pub use client::Client;
 pub use in_process::{FENCE, InProcess};
+pub use monitor::{Monitor, Switches};
 pub use program::{Ended, Running, Vmm};
+pub use sandbox::{GUEST_MEMORY, Sandbox};
 pub use tap::Tap;
 
 /// The longest that a test waits for what must come: ten times as long in the nest.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use vmm_events::Waker;
@@ -38,7 +39,7 @@ impl fmt::Display for ExitReason {
     }
 }
 
-/// What the device loop has done so far.
+/// What the device loop and the vCPUs have done so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Metrics {
     /// Of its event loop.
@@ -47,6 +48,10 @@ pub struct Metrics {
     pub vsock: vmm_devices::vsock::Counters,
     /// Connections through it, those that only flush their last bytes included.
     pub connections: usize,
+    /// Descriptors that the event loop watches or has ready to be watched.
+    pub watched: usize,
+    /// Returns of `KVM_RUN` of all vCPUs.
+    pub exits: u64,
 }
 
 /// Keeps the first reason and wakes the device loop with it; and what else the two sides tell each other.
@@ -58,6 +63,8 @@ pub(crate) struct Outcome {
     /// Wakes the loop to look at `power_off`.
     bell: Waker,
     metrics: Mutex<Metrics>,
+    /// Not in `metrics`, which the device loop writes when it goes to sleep.
+    exits: AtomicU64,
 }
 
 impl Outcome {
@@ -68,6 +75,7 @@ impl Outcome {
             power_off: Mutex::default(),
             bell,
             metrics: Mutex::default(),
+            exits: AtomicU64::new(0),
         }
     }
 
@@ -92,7 +100,15 @@ impl Outcome {
     }
 
     pub(crate) fn metrics(&self) -> Metrics {
-        *lock(&self.metrics)
+        Metrics {
+            exits: self.exits.load(Ordering::Relaxed),
+            ..*lock(&self.metrics)
+        }
+    }
+
+    /// A vCPU has come back from the guest.
+    pub(crate) fn count_exit(&self) {
+        self.exits.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records `reason` unless there is one already; whoever ends the machine first has said why.

@@ -67,16 +67,20 @@ impl Supervisor {
                 "muted": counters.muted,
             })
         };
-        let devices = self.guest.metrics();
+        let machine = self.guest.metrics();
+        let mut devices = counters(machine.events);
+        devices["watched"] = json!(machine.watched);
+        let (vsock, connections) = (machine.vsock, machine.connections);
         json!({
             "supervisor": counters(self.poller.counters()),
-            "devices": counters(devices.events),
+            "devices": devices,
+            "vcpus": {"exits": machine.exits},
             "vsock": {
-                "connections": devices.connections,
-                "from_guest": {"packets": devices.vsock.tx_packets, "bytes": devices.vsock.tx_bytes},
-                "to_guest": {"packets": devices.vsock.rx_packets, "bytes": devices.vsock.rx_bytes},
-                "malformed": devices.vsock.malformed,
-                "refusals": devices.vsock.refusals,
+                "connections": connections,
+                "from_guest": {"packets": vsock.tx_packets, "bytes": vsock.tx_bytes},
+                "to_guest": {"packets": vsock.rx_packets, "bytes": vsock.rx_bytes},
+                "malformed": vsock.malformed,
+                "refusals": vsock.refusals,
             },
         })
     }

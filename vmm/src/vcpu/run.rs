@@ -50,7 +50,7 @@ impl Vcpu {
             .stack_size(STACK)
             .spawn(move || {
                 let guard = Guard { outcome, id };
-                let reason = run(fd, id, &bus, &stop);
+                let reason = run(fd, id, &bus, &stop, &guard.outcome);
                 guard.outcome.end(reason);
             })
             .map_err(|error: io::Error| Error::Call {
@@ -78,7 +78,7 @@ impl Drop for Guard {
     }
 }
 
-fn run(mut fd: VcpuFd, id: u8, bus: &Bus, stop: &AtomicBool) -> ExitReason {
+fn run(mut fd: VcpuFd, id: u8, bus: &Bus, stop: &AtomicBool, outcome: &Outcome) -> ExitReason {
     let entered = kick::Entered::new(&mut fd);
     loop {
         // Before the flag is looked at: a kick after this makes the next KVM_RUN return at once.
@@ -86,7 +86,9 @@ fn run(mut fd: VcpuFd, id: u8, bus: &Bus, stop: &AtomicBool) -> ExitReason {
         if stop.load(Ordering::SeqCst) {
             return ExitReason::Stopped;
         }
-        if let Some(reason) = step(&mut fd, id, bus) {
+        let end = step(&mut fd, id, bus);
+        outcome.count_exit();
+        if let Some(reason) = end {
             return reason;
         }
     }
