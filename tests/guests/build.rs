@@ -49,6 +49,8 @@ fn compile(rustc: &str, sources: &Path, source: &Path, elf: &Path) -> Result<(),
         .args(["-Copt-level=2", "-Cpanic=abort", "-Crelocation-model=static", "-Cstrip=symbols"])
         .args(["-Dwarnings", "-Dunsafe_op_in_unsafe_fn"])
         .arg(format!("-Clink-arg=-T{}", sources.join("guest.ld").display()))
+        // The same bytes wherever the checkout lies.
+        .arg(format!("--remap-path-prefix={}=guest", sources.display()))
         // One page size for file and memory keeps the file small.
         .args(["-Clink-arg=-zmax-page-size=4096", "-Clink-arg=--no-pie", "-Clink-arg=--build-id=none"])
         .arg("-o")

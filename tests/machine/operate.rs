@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use vmm_tests::{Vmm, image};
+use vmm_tests::{Cgroup, Vmm, checkout, image};
 
 /// Longer than a guest takes to boot where processors are emulated.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -19,19 +19,24 @@ const USR: &str = "/run/usr";
 
 /// The first fenced block of a language in docs/operate.md, with [`USR`] in place of /usr.
 fn example(language: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operate.md");
-    let text = fs::read_to_string(&path).unwrap();
+    let text = fs::read_to_string(checkout("docs/operate.md")).unwrap();
     let (_, rest) = text.split_once(&format!("```{language}\n")).unwrap();
     let (block, _) = rest.split_once("\n```").unwrap();
     let block = block.replace("/usr/bin/vmm", &format!("{USR}/bin/vmm"));
     block.replace("/usr/share/vmm", &format!("{USR}/share/vmm")) + "\n"
 }
 
-/// A program as the first process of its own process and mount namespaces; all of it ends when this is dropped.
+/// A program as the first process of namespaces of its own; all of it ends when this is dropped. The host may be
+/// somebody's: its processes, mounts, name, queues and control groups are not within reach.
 struct Namespace {
     unshare: Child,
     _usr: tempfile::TempDir,
+    _cgroup: Cgroup,
 }
+
+/// Joins a control group, then enters a namespace with that as its root: not before the fork, since a group with a
+/// process in it that is not within reach could not be divided.
+const ENTER: &str = "echo 0 >\"$1/cgroup.procs\"; shift; exec unshare --cgroup \"$@\"";
 
 impl Namespace {
     /// Runs a script there, with a /run of its own.
@@ -48,8 +53,11 @@ impl Namespace {
         fs::create_dir_all(&share).unwrap();
         fs::copy(image::elf(), share.join("vmlinux")).unwrap();
         fs::copy(image::initramfs(), share.join("initramfs.cpio")).unwrap();
-        let script =
-            format!("mount -t tmpfs tmpfs /run; mkdir {USR}; mv \"$1\"/* {USR}/; {script}");
+        let script = format!(
+            "umount -l /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t tmpfs tmpfs /run
+             mkdir {USR}; mv \"$1\"/* {USR}/; {script}"
+        );
+        let cgroup = Cgroup::new();
         let mut unshare = Command::new("unshare");
         unshare
             .args([
@@ -57,9 +65,12 @@ impl Namespace {
                 "--pid",
                 "--mount",
                 "--mount-proc",
-                "--cgroup",
+                "--uts",
+                "--ipc",
                 "--kill-child",
             ])
+            .args(["sh", "-ec", ENTER, "sh"])
+            .arg(cgroup.path())
             .args(["sh", "-ec", &script, "sh"])
             .arg(usr)
             .env("container", "vmm-tests")
@@ -73,6 +84,7 @@ impl Namespace {
         Self {
             unshare,
             _usr: folder,
+            _cgroup: cgroup,
         }
     }
 
@@ -149,14 +161,20 @@ impl Notices {
 fn unit_of_the_documentation_is_verified_starts_is_ready_with_its_agent_and_stops_cleanly() {
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let notices = Notices::bind(folder.path());
+    // None of the host's own units: what they do at a boot, such as emptying /tmp, they would do to the host.
     let script = "
+        export SYSTEMD_UNIT_PATH=/run/systemd/system SYSTEMD_GENERATOR_PATH=/run/none
         mkdir -p /run/systemd/system
-        printf '[Unit]\\nDescription=Nothing\\nDefaultDependencies=no\\n' >/run/systemd/system/none.target
+        for target in none sysinit basic local-fs shutdown; do
+            printf '[Unit]\\nDescription=Nothing\\nDefaultDependencies=no\\n' >/run/systemd/system/$target.target
+        done
         command -v /lib/systemd/systemd >/dev/null || { echo 'systemd is missing: apt-get install systemd' >&2; exit 1; }
         exec /lib/systemd/systemd --system --unit=none.target --show-status=no --log-target=console --log-level=warning
     ";
     let systemd = Namespace::new(script, Some(&notices.1));
     notices.await_line("READY=1");
+    let untouched = folder.path().join("untouched");
+    fs::write(&untouched, "").unwrap();
     let unit = example("ini");
     let unit_file = folder.path().join("vmm@.service");
     fs::write(&unit_file, unit).unwrap();
@@ -189,6 +207,7 @@ fn unit_of_the_documentation_is_verified_starts_is_ready_with_its_agent_and_stop
         "vmm@box",
     ]);
     assert_eq!(ended.trim(), "inactive");
+    assert!(untouched.exists(), "the host's files are its own");
     assert_eq!(systemd.vmm("wait", &["box"]), "0\n");
 }
 

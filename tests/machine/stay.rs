@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use vmm_tests::{Ended, Monitor, Vmm};
+use vmm_tests::{Ended, Monitor, Vmm, checkout};
 
 /// A state root of the test's own, whose sandboxes go with it.
 struct Root(tempfile::TempDir);
@@ -359,7 +359,7 @@ fn a_named_run_keeps_its_record_and_its_output_until_it_is_removed() {
 fn client_of_the_documentation_runs_a_command_and_shows_what_a_stale_client_is_told() {
     let root = Root::new();
     root.start("box", &[]);
-    let client = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/client.py");
+    let client = checkout("docs/examples/client.py");
     let output = Command::new("python3")
         .arg(client)
         .arg(Path::new(&root.dir()).join("box"))

@@ -18,6 +18,7 @@
 //! Limits: helpers panic on failure, as assertions do; nothing here returns an error.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // All of it is test code.
 
+mod cgroup;
 mod client;
 pub mod image;
 mod in_process;
@@ -26,8 +27,10 @@ mod program;
 mod sandbox;
 mod tap;
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use cgroup::Cgroup;
 pub use client::Client;
 pub use in_process::{FENCE, InProcess};
 pub use monitor::{Monitor, Switches};
@@ -35,12 +38,36 @@ pub use program::{Ended, Running, Vmm};
 pub use sandbox::{GUEST_MEMORY, Sandbox};
 pub use tap::Tap;
 
-/// The longest that a test waits for what must come: ten times as long in the nest.
+/// The longest that a test waits for what must come: 10 s, times `$VMM_PATIENCE` where a person knows the machine to be
+/// slow, and ten times as long in the nest.
+///
+/// # Panics
+/// When `$VMM_PATIENCE` is not a number from 1 to 100.
 pub fn patience() -> Duration {
-    match std::env::var("VMM_KVM") {
-        Ok(kvm) if kvm == "nest" => Duration::from_secs(100),
-        _ => Duration::from_secs(10),
-    }
+    let factor = match std::env::var("VMM_PATIENCE") {
+        Ok(text) => text
+            .parse()
+            .ok()
+            .filter(|factor| (1..=100).contains(factor))
+            .unwrap_or_else(|| panic!("VMM_PATIENCE={text}: expected a number from 1 to 100")),
+        Err(_) if std::env::var("VMM_KVM").is_ok_and(|kvm| kvm == "nest") => 10,
+        Err(_) => 1,
+    };
+    Duration::from_secs(10) * factor
+}
+
+/// A file of the checkout, or of the archive that `cargo xtask test --pack` made of it: what runs a test says where this
+/// package is, so that no test program looks where it was built.
+///
+/// # Panics
+/// When nothing says so, or the file is not there.
+pub fn checkout(path: &str) -> PathBuf {
+    let Some(package) = std::env::var_os("CARGO_MANIFEST_DIR") else {
+        panic!("$CARGO_MANIFEST_DIR is not set: run these tests by `cargo xtask test`");
+    };
+    let file = Path::new(&package).join("..").join(path);
+    assert!(file.exists(), "{} is missing", file.display());
+    file
 }
 
 /// Fails, with the remedy, where no KVM can be used.
