@@ -115,6 +115,11 @@ struct TestArguments {
     /// Run this step only; may be given several times.
     #[arg(long = "step", value_enum)]
     steps: Vec<test::Step>,
+    /// Run nothing: pack the tests that need a KVM into an archive (.tar, .tar.gz or .tgz) for a machine without Rust.
+    ///
+    /// There: tar xf FILE && cd vmm-tests && ./run --kvm host
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["steps", "filter"])]
+    pack: Option<PathBuf>,
     /// Run the tests whose name contains this only.
     #[arg(value_parser = filter)]
     filter: Option<String>,
@@ -177,7 +182,12 @@ fn dispatch(verb: Verb) -> Result<u8> {
         }
         Verb::Run { kvm, flags, argv } => run::run(&place, kvm.kvm, flags, argv),
         Verb::Bench(bench) => bench::run(&place, bench),
-        Verb::Test(TestArguments { kvm, steps, filter }) => test::run(
+        Verb::Test(TestArguments {
+            pack: Some(file), ..
+        }) => test::pack::run(&place, &file).map(|()| 0),
+        Verb::Test(TestArguments {
+            kvm, steps, filter, ..
+        }) => test::run(
             &place,
             &test::Options {
                 wish: kvm.kvm,

@@ -2,6 +2,7 @@
 
 pub mod binaries;
 mod machines;
+pub mod pack;
 pub mod results;
 
 use std::process::Command;

@@ -22,6 +22,8 @@ pub enum Selection {
     Workspace,
     /// Those on real machines.
     Machines,
+    /// All that need a KVM, static and without a trace of where they were built.
+    Packed,
     /// One package's with its negative controls compiled in.
     Negative(String),
 }
@@ -36,7 +38,7 @@ pub struct TestBinary {
     /// The program.
     pub program: PathBuf,
     /// The package's folder, which tests run in.
-    folder: PathBuf,
+    pub folder: PathBuf,
 }
 
 impl TestBinary {
@@ -157,6 +159,11 @@ pub fn build(place: &Place, selection: &Selection) -> Result<Vec<TestBinary>> {
         Selection::Machines => {
             command.args(["--package", KVM_PACKAGE, "--features", "machine", "--tests"])
         }
+        Selection::Packed => {
+            command.args(["--package", KVM_PACKAGE, "--features", "machine", "--tests"]);
+            // By a flag of cargo, not by the environment: the agent's nested build would take that for its own.
+            command.args(["--target", process::MUSL, "--config", &untraceable()])
+        }
         Selection::Negative(package) => {
             command.args(["--package", package, "--features", "negative-control"])
         }
@@ -174,6 +181,21 @@ pub fn build(place: &Place, selection: &Selection) -> Result<Vec<TestBinary>> {
         });
     }
     Ok(programs(&String::from_utf8_lossy(&output.stdout)))
+}
+
+/// Cargo's configuration for programs with neither symbols nor the paths of this machine.
+fn untraceable() -> String {
+    let home = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let remap = home.map(|home| format!("--remap-path-prefix={}=cargo", home.display()));
+    let flags = ["-Cdebuginfo=0".to_owned(), "-Cstrip=symbols".to_owned()];
+    let flags: Vec<String> = flags.into_iter().chain(remap).collect();
+    format!(
+        "target.{}.rustflags={}",
+        process::MUSL,
+        toml::Value::from(flags)
+    )
 }
 
 /// The test programs in cargo's messages.
