@@ -4,12 +4,14 @@
 //!   boot    spawn to the first serial byte of a fast guest, on the host's own KVM, A B C A B C ...
 //!   device  streams through the vsock device alone, both ways, beside a socket pair that carries the same
 //!   size    the monitor's own memory with an idle guest, and what the binaries take on disk
+//!   exec    commands in a running sandbox by every way in, beside the bare cost of a process and of a round trip
 //!   stream  a workload in a stock guest: its first byte, and its uncapped output, beside the same over the peer
 //! ```
 
 mod boot;
 mod contestant;
 mod device;
+mod exec;
 mod report;
 mod size;
 mod stats;
@@ -42,6 +44,9 @@ pub enum Bench {
     Device(device::Arguments),
     /// The monitor's own memory with an idle guest of 128 MiB, and the size of the binaries.
     Size,
+    /// Commands in a running sandbox, in the nest where the host's KVM has no hardware behind it: by `vmm exec`, over a
+    /// pooled session, twenty at once, beside a bare process and a bare round trip in the same guest.
+    Exec(exec::Arguments),
     /// A workload in a stock guest, in the nest where the host's KVM has no hardware behind it: spawn to its first
     /// byte, and the throughput of its output.
     Stream(stream::Arguments),
@@ -57,6 +62,7 @@ pub fn run(place: &Place, bench: Bench) -> Result<u8> {
         } => boot::run(place, peer, rounds, memory),
         Bench::Device(arguments) => device::run(place, &arguments),
         Bench::Size => size::run(place),
+        Bench::Exec(arguments) => exec::run(place, &arguments),
         Bench::Stream(arguments) => stream::run(place, arguments),
     }
     .map(|()| 0)

@@ -43,6 +43,13 @@ impl Archive {
         self.bytes
     }
 
+    /// The whole archive behind another, whose files it adds to or replaces.
+    pub fn behind(self, mut first: Vec<u8>) -> Vec<u8> {
+        first.resize(first.len().next_multiple_of(4), 0);
+        first.extend(self.finish());
+        first
+    }
+
     fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), data: &[u8]) {
         self.inode += 1;
         let links = if mode & DIRECTORY != 0 { 2 } else { 1 };
@@ -97,5 +104,8 @@ mod tests {
         // 110 bytes of header and `a/b` with its NUL are 114: two of padding, then the data.
         assert!(text.contains("a/b\0\0\0hello\0\0\x00070701"));
         assert!(text.trim_end_matches('\0').ends_with("TRAILER!!!"));
+
+        let second = Archive::default().behind(b"12345".into());
+        assert!(second.starts_with(b"12345\0\0\x00070701"));
     }
 }

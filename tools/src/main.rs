@@ -7,6 +7,7 @@ mod cases;
 mod cpio;
 mod error;
 mod image;
+mod inside;
 mod kernel;
 mod kvm;
 mod modules;

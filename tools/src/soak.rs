@@ -15,14 +15,12 @@ mod sandbox;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Naming, Result};
-use crate::kvm::{Kvm, Wish};
-use crate::nest;
+use crate::inside;
+use crate::kvm::Wish;
 use crate::place::Place;
-use crate::process::capture;
 use crate::random::Random;
 use crate::run::Parts;
 use crate::say;
@@ -57,7 +55,7 @@ pub fn run(place: &Place, arguments: &Arguments) -> Result<u8> {
         now.as_nanos() as u64
     });
     if let Some(vmm) = &arguments.inside {
-        return inside(vmm, Duration::from_secs(60 * arguments.minutes), seed).map(|()| 0);
+        return soak(vmm, Duration::from_secs(60 * arguments.minutes), seed).map(|()| 0);
     }
     let parts = Parts::ready(place, arguments.kvm)?;
     say::step(format!(
@@ -65,9 +63,8 @@ pub fn run(place: &Place, arguments: &Arguments) -> Result<u8> {
         arguments.minutes,
         parts.kvm.name()
     ));
-    let own = std::env::current_exe().naming(|| "find this program".into())?;
     let words = [
-        own.into_os_string(),
+        inside::own()?,
         "soak".into(),
         "--minutes".into(),
         arguments.minutes.to_string().into(),
@@ -76,22 +73,11 @@ pub fn run(place: &Place, arguments: &Arguments) -> Result<u8> {
         "--inside".into(),
         parts.vmm.clone().into(),
     ];
-    match parts.kvm {
-        Kvm::Host => {
-            let mut command = Command::new(&words[0]);
-            let text = capture(command.args(&words[1..]).envs(parts.env()))?;
-            say::data(text.trim_end()).map(|()| 0)
-        }
-        Kvm::Nest => {
-            let mut options = nest::Options::new(place, words.into());
-            options.env = parts.env();
-            options.stdin = false;
-            nest::run(place, &options, nest::own_sinks()?)
-        }
-    }
+    let text = inside::run(place, &parts, words.into(), false)?;
+    say::data(text.trim_end()).map(|()| 0)
 }
 
-fn inside(vmm: &Path, time: Duration, seed: u64) -> Result<()> {
+fn soak(vmm: &Path, time: Duration, seed: u64) -> Result<()> {
     let folder = tempfile::tempdir_in("/tmp").naming(|| "create a folder".into())?;
     let root = folder.path().join("r");
     let before = monitors()?;

@@ -12,11 +12,10 @@
 //! bytes from the first to the last. A and B are compared: in both the program writes to a pipe, and what reads that
 //! pipe, the agent there and `cat` here, writes to vsock. C has one pipe more than B, and is shown beside them.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -28,10 +27,10 @@ use crate::bench::stats::{Ratio, Summary};
 use crate::bench::verdict;
 use crate::cpio::Archive;
 use crate::error::{Error, Naming, Result};
-use crate::kvm::{Kvm, Wish};
-use crate::nest;
+use crate::inside;
+use crate::kvm::Wish;
 use crate::place::{Place, write_whole};
-use crate::process::{build_static, capture, line, read};
+use crate::process::{build_static, line, read};
 use crate::run::Parts;
 use crate::say;
 
@@ -116,20 +115,22 @@ struct Report {
 /// Measures, prints, keeps and judges.
 pub fn run(place: &Place, arguments: Arguments) -> Result<()> {
     if let Some(plan) = &arguments.plan {
-        return inside(plan);
+        return measure(plan);
     }
     let parts = Parts::ready(place, arguments.kvm)?;
-    let folder = place.target.join("bench");
-    std::fs::create_dir_all(&folder).naming(|| format!("create {}", folder.display()))?;
     let program = format!(
         "dd if=/dev/zero bs=64k count={} 2>/dev/null",
         arguments.mib * 16
     );
     let initramfs = parts.image.folder.join("initramfs.cpio");
-    let peer_initramfs = folder.join("stream-initramfs.cpio");
+    let peer_initramfs = inside::folder(place)?.join("stream-initramfs.cpio");
     if arguments.peer.is_some() {
         let guest = build_static(place, "bench-guest", "bench-guest")?;
-        let archive = peer_archive(&read(&initramfs)?, &read(&guest)?, &piped(&program));
+        let mut archive = Archive::default();
+        archive.folder(".vmm", 0o755);
+        archive.file(".vmm/bench-guest", 0o755, &read(&guest)?);
+        archive.file(".vmm/pipeline", 0o644, piped(&program).as_bytes());
+        let archive = archive.behind(read(&initramfs)?);
         write_whole(&peer_initramfs, &archive)?;
     }
     let plan = Plan {
@@ -141,7 +142,14 @@ pub fn run(place: &Place, arguments: Arguments) -> Result<()> {
         bytes: u64::from(arguments.mib) << 20,
         program: program.clone(),
     };
-    let samples = measure(place, &parts, &plan, &folder.join("stream-plan.json"))?;
+    let words = [
+        inside::own()?,
+        "bench".into(),
+        "stream".into(),
+        "--plan".into(),
+        inside::plan(place, "stream-plan.json", &plan)?.into(),
+    ];
+    let samples: Samples = inside::measure(place, &parts, words.into())?;
     let beside = |ours: &[f64], theirs: &[f64]| {
         (!ours.is_empty() && !theirs.is_empty()).then(|| Ratio::of(ours, theirs))
     };
@@ -213,89 +221,7 @@ fn tell(report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// The image's archive and, after it, a second one with what the peer's guest runs.
-fn peer_archive(image: &[u8], guest: &[u8], pipeline: &str) -> Vec<u8> {
-    let mut archive = Archive::default();
-    archive.folder(".vmm", 0o755);
-    archive.file(".vmm/bench-guest", 0o755, guest);
-    archive.file(".vmm/pipeline", 0o644, pipeline.as_bytes());
-    let mut bytes = image.to_vec();
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes.extend(archive.finish());
-    bytes
-}
-
-/// Runs the inside where the KVM is.
-fn measure(place: &Place, parts: &Parts, plan: &Plan, path: &Path) -> Result<Samples> {
-    let text = serde_json::to_vec(plan)
-        .map_err(std::io::Error::from)
-        .naming(|| "encode the plan".into())?;
-    write_whole(path, &text)?;
-    let own = std::env::current_exe().naming(|| "find this program".into())?;
-    let words = [
-        own.into_os_string(),
-        "bench".into(),
-        "stream".into(),
-        "--plan".into(),
-        path.into(),
-    ];
-    let output = match parts.kvm {
-        Kvm::Host => {
-            let mut command = Command::new(&words[0]);
-            capture(command.args(&words[1..]).envs(parts.env()))?
-        }
-        Kvm::Nest => {
-            let mut options = nest::Options::new(place, words.into());
-            options.env = parts.env();
-            options.stdin = false;
-            options.repeatable = true;
-            let sink = Shared::default();
-            let mut sinks = nest::own_sinks()?;
-            sinks.stdout = Box::new(sink.clone());
-            let status = nest::run(place, &options, sinks)?;
-            let text = sink.text();
-            if status != 0 {
-                return Err(Error::Check(format!(
-                    "the measurement left with {status}: {text}"
-                )));
-            }
-            text
-        }
-    };
-    serde_json::from_str(output.trim())
-        .map_err(|error| Error::Check(format!("no samples ({error}): {output}")))
-}
-
-/// Bytes that a nest writes to.
-#[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
-
-impl Shared {
-    fn text(&self) -> String {
-        let bytes = self
-            .0
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-}
-
-impl Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let mut all = self
-            .0
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        all.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-fn inside(path: &Path) -> Result<()> {
+fn measure(path: &Path) -> Result<()> {
     let plan: Plan = serde_json::from_slice(&read(path)?)
         .map_err(|error| Error::malformed(path, error.to_string()))?;
     let mut samples = Samples::default();
