@@ -14,6 +14,7 @@ pub use crate::control::{last_words, report_panics};
 use crate::init::identity::{self, Unready};
 use crate::leaving::{GOODBYE, Leaving};
 use crate::log::Log;
+use crate::pace::Pace;
 use crate::platform::Platform;
 use crate::reaper::{Reaper, Status};
 use crate::running::{Lingering, Running};
@@ -149,6 +150,9 @@ pub(crate) struct Agent<'a, P: Platform> {
     /// There may be more dead children than one turn collects.
     uncollected: bool,
     muted: u64,
+    pace: Pace,
+    /// Output bytes that came in this turn.
+    flood: usize,
     /// Told to switch off.
     pub(crate) leaving: Option<Leaving>,
     pub(crate) down: bool,
@@ -183,6 +187,8 @@ impl<'a, P: Platform> Agent<'a, P> {
             scratch: vec![0; SCRATCH].into_boxed_slice(),
             uncollected: false,
             muted: 0,
+            pace: Pace::default(),
+            flood: 0,
             leaving: None,
             down: false,
         })
@@ -207,6 +213,9 @@ impl<'a, P: Platform> Agent<'a, P> {
             self.due(due);
         }
         self.leave();
+        if let Some(relaxed) = self.pace.turn(std::mem::take(&mut self.flood)) {
+            self.platform.relax(relaxed);
+        }
         let muted = self.poller.counters().muted;
         if muted > self.muted {
             self.muted = muted;
@@ -230,9 +239,12 @@ impl<'a, P: Platform> Agent<'a, P> {
             Token::Session(key) => return self.session_ready(key, event.readiness),
             Token::Report(exec) => return self.exec(exec, |running, _, _| running.report_ready()),
             Token::Output(exec, stream) => {
-                return self.exec(exec, |running, scratch, now| {
-                    running.output_ready(stream, scratch, now);
+                let mut bytes = 0;
+                let answer = self.exec(exec, |running, scratch, now| {
+                    bytes = running.output_ready(stream, scratch, now);
                 });
+                self.flood += bytes;
+                return answer;
             }
             Token::Stdin(exec) => return self.exec(exec, |running, _, _| running.write_stdin()),
             Token::Leaf(exec) => {

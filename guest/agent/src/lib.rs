@@ -62,6 +62,7 @@ pub mod files;
 pub mod init;
 mod leaving;
 pub mod log;
+mod pace;
 pub mod platform;
 pub mod reaper;
 mod running;

@@ -9,7 +9,7 @@ use vmm_protocol::{AGENT_PORT, CONTROL_PORT, Life};
 
 use crate::cgroup::{Cgroup2, Hierarchy};
 use crate::init::identity::{self, Unready};
-use crate::sys::{spawn, vsock};
+use crate::sys::{scheduling, spawn, vsock};
 
 /// What the loop asks of its surroundings. Every socket is non-blocking and close-on-exec.
 pub trait Platform {
@@ -42,6 +42,9 @@ pub trait Platform {
     /// # Errors
     /// The step that failed.
     fn apply(&mut self, life: &Life) -> Result<(), Unready>;
+
+    /// Whether workloads may go on when the agent is woken, for a while.
+    fn relax(&mut self, relaxed: bool);
 
     /// The capabilities that workloads may keep; `None` where there are none to drop.
     fn confine(&self) -> Option<CapabilitySet>;
@@ -102,6 +105,11 @@ impl Platform for Guest {
 
     fn apply(&mut self, life: &Life) -> Result<(), Unready> {
         identity::apply(life)
+    }
+
+    fn relax(&mut self, relaxed: bool) {
+        // A kernel that refuses costs speed alone.
+        let _ = scheduling::relax(relaxed);
     }
 
     fn confine(&self) -> Option<CapabilitySet> {

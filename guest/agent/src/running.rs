@@ -169,41 +169,42 @@ impl<L: Leaf> Running<L> {
         }
     }
 
-    /// Bytes, or the end, of a stream.
-    pub(crate) fn output_ready(&mut self, stream: Stream, scratch: &mut [u8], now: u64) {
+    /// Bytes, or the end, of a stream; how many came.
+    pub(crate) fn output_ready(&mut self, stream: Stream, scratch: &mut [u8], now: u64) -> usize {
+        let mut bytes = 0;
         for _ in 0..READS_A_TURN {
-            if !self.read(stream, scratch, now) {
-                break;
+            match self.read(stream, scratch, now) {
+                Some(count) => bytes += count,
+                None => break,
             }
         }
         self.listen();
+        bytes
     }
 
-    /// One read; whether another one may have something.
-    fn read(&mut self, stream: Stream, scratch: &mut [u8], now: u64) -> bool {
-        let Some(source) = &self.outputs[stream.index()] else {
-            return false;
-        };
+    /// One read: how many bytes it had, or `None` if another one would have none.
+    fn read(&mut self, stream: Stream, scratch: &mut [u8], now: u64) -> Option<usize> {
+        let source = self.outputs[stream.index()].as_ref()?;
         let (result, stored) = match self.state.room(stream) {
             Room::Store(space) => (rustix::io::read(source.inner(), space), true),
             Room::Discard => (rustix::io::read(source.inner(), &mut *scratch), false),
-            Room::Wait => return false,
+            Room::Wait => return None,
             Room::Closed => {
                 self.outputs[stream.index()] = None;
-                return false;
+                return None;
             }
         };
         match result {
             Ok(0) => self.end(stream),
             Ok(count) if stored => {
                 self.state.commit(stream, count);
-                return true;
+                return Some(count);
             }
             Ok(count) => {
                 self.state.drop_bytes(stream, count, now);
-                return true;
+                return Some(count);
             }
-            Err(Errno::INTR) => return true,
+            Err(Errno::INTR) => return Some(0),
             Err(Errno::AGAIN) => {
                 if self.state.would_block(stream) {
                     self.outputs[stream.index()] = None;
@@ -214,13 +215,13 @@ impl<L: Leaf> Running<L> {
             // A terminal whose last user has gone says EIO; nothing else is to be expected.
             Err(_) => self.end(stream),
         }
-        false
+        None
     }
 
     /// What the pipe still holds.
     fn read_out(&mut self, stream: Stream, scratch: &mut [u8], now: u64) {
         for _ in 0..READS_OUT {
-            if !self.read(stream, scratch, now) {
+            if self.read(stream, scratch, now).is_none() {
                 return;
             }
         }

@@ -1,6 +1,7 @@
 //! System calls without a safe wrapper elsewhere: one file each, each with a safe face.
 
 pub mod kernel;
+pub mod scheduling;
 pub mod signals;
 pub mod spawn;
 pub mod vsock;

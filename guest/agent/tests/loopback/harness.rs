@@ -343,6 +343,8 @@ impl<H: Hierarchy> Platform for Loopback<H> {
         }
     }
 
+    fn relax(&mut self, _: bool) {}
+
     fn confine(&self) -> Option<CapabilitySet> {
         None
     }
