@@ -11,7 +11,7 @@ use vmm_client::{Ended, Event};
 use vmm_protocol::{Cause, Record, Stream};
 
 /// Bytes that a pipe on stdout should hold.
-const PIPE: usize = 256 << 10;
+const PIPE: usize = 1 << 20;
 use super::status_file;
 use crate::exits::lock;
 use crate::sandbox::LogFile;
