@@ -104,6 +104,7 @@ impl DeviceLoop {
             events: self.poller.counters(),
             vsock: vsock.map(VsockHost::counters).unwrap_or_default(),
             connections: vsock.map_or(0, VsockHost::connections),
+            buffered: vsock.map_or(0, VsockHost::buffered),
             watched: self.poller.registered(),
             ..Metrics::default()
         }

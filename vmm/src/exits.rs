@@ -48,6 +48,8 @@ pub struct Metrics {
     pub vsock: vmm_devices::vsock::Counters,
     /// Connections through it, those that only flush their last bytes included.
     pub connections: usize,
+    /// What the vsock device holds for sockets that do not take it, in bytes.
+    pub buffered: usize,
     /// Descriptors that the event loop watches or has ready to be watched.
     pub watched: usize,
     /// Returns of `KVM_RUN` of all vCPUs.

@@ -132,6 +132,12 @@ impl Connection {
         self.origin
     }
 
+    /// Our window: what the guest may send beyond what was forwarded, in bytes.
+    #[must_use]
+    pub fn window(&self) -> u32 {
+        self.credit.window()
+    }
+
     /// False while the guest has not answered our REQUEST.
     #[must_use]
     pub fn is_open(&self) -> bool {

@@ -114,6 +114,12 @@ impl Credit {
         (self.forwarded - self.told).0 >= (window / 2).max(1)
     }
 
+    /// Our window, in bytes.
+    #[must_use]
+    pub fn window(&self) -> u32 {
+        self.window
+    }
+
     /// What the guest has sent and we still hold, in bytes.
     #[must_use]
     pub fn held(&self) -> u32 {

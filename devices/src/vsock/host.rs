@@ -13,10 +13,11 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_events::{Answer, Interest, Readiness, Registrar, Source, TimerId, Timers};
 
 use super::clients::{self, Clients, Progress};
+use super::connection::Connection;
 use super::handshake::{self, Asked, Refusal, Situation};
 use super::header::Header;
 use super::muxer::{Key, Muxer};
-use super::outbox::Outbox;
+use super::outbox::{Account, Outbox};
 use super::shared::Shared;
 use super::stream::{Greeting, Reading, Stream};
 use super::{ControlSink, CreateError, Deadlines, Fence, Token, VsockConfig};
@@ -89,6 +90,7 @@ pub struct VsockHost {
     pub(super) closing: HashMap<Key, TimerId>,
     pub(super) lingering: HashMap<u64, (Source<OwnedFd>, Outbox)>,
     pub(super) next_lingering: u64,
+    held: Account,
     pub(super) timers: Timers<Deadline>,
     epoch: u64,
     more: bool,
@@ -160,6 +162,7 @@ impl VsockHost {
             closing: HashMap::new(),
             lingering: HashMap::new(),
             next_lingering: 0,
+            held: Account::default(),
             timers: Timers::new(),
             epoch: 0,
             more: false,
@@ -264,9 +267,7 @@ impl VsockHost {
     /// What the device holds for sockets that do not take it, in bytes.
     #[must_use]
     pub fn buffered(&self) -> usize {
-        let streams = self.streams.values().map(|stream| stream.outbox.len());
-        let lingering = self.lingering.values().map(|(_, outbox)| outbox.len());
-        streams.chain(lingering).sum()
+        self.held.load(Ordering::Relaxed)
     }
 
     /// For tests as an ordinary user: as if the sandbox were another's.
@@ -326,13 +327,19 @@ impl VsockHost {
                 let timer = self.timers.insert(deadline, Deadline::Connect(key));
                 let tagged = asked.tagged;
                 let greeting = Some(Greeting { tagged, timer });
-                self.streams.insert(key, Stream::new(source, greeting));
+                self.add_stream(key, source, greeting);
             }
             Err(error) => {
                 tracing::debug!(%error, "cannot watch a client");
                 self.muxer.reset(key);
             }
         }
+    }
+
+    fn add_stream(&mut self, key: Key, source: Source<OwnedFd>, greeting: Option<Greeting>) {
+        let window = self.muxer.connection(key).map_or(0, Connection::window);
+        let stream = Stream::new(source, greeting, window, &self.held);
+        self.streams.insert(key, stream);
     }
 
     pub(super) fn refuse(&mut self, socket: impl AsFd, refusal: Refusal) {
@@ -384,7 +391,7 @@ impl VsockHost {
             if is_control {
                 self.control_connection = Some(key);
             }
-            self.streams.insert(key, Stream::new(source, None));
+            self.add_stream(key, source, None);
             self.touched.push(key);
         }
     }

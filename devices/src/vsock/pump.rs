@@ -19,7 +19,7 @@ use super::io::{self, MAX_SLICES};
 use super::muxer::{Key, Verdict};
 use super::queues::{QueueError, RxBatch, TxPacket, next_tx, truncate, wants_interrupt};
 use super::shared::Active;
-use super::stream::{BURST_START, Reading, SEND_BUFFER, Stream};
+use super::stream::{BURST_START, Reading, Stream};
 
 /// Packets of the guest taken in one portion.
 const TX_PORTION: usize = 128;
@@ -152,11 +152,11 @@ impl VsockHost {
 
     /// Whether a host's socket is read as fast as it is written: another window goes into it without the outbox.
     fn flows(&self, key: Key) -> bool {
-        let unread = |stream: &Stream| io::unread(stream.source.inner().as_fd());
-        // The kernel takes twice what it was asked for.
-        self.streams
-            .get(&key)
-            .is_some_and(|stream| unread(stream) <= SEND_BUFFER / 4 * 3)
+        self.streams.get(&key).is_some_and(|stream| {
+            // The kernel takes twice the window.
+            let room = stream.window as usize / 4 * 3;
+            io::unread(stream.source.inner().as_fd()) <= room
+        })
     }
 
     /// Delivers a run and gives its buffers back to the guest.

@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use rustix::net::sockopt;
 use vmm_events::{Interest, Source, TimerId};
@@ -10,14 +11,13 @@ use vmm_events::{Interest, Source, TimerId};
 use super::connection::Connection;
 use super::header::MAX_PAYLOAD;
 use super::negative_control;
-use super::outbox::Outbox;
+use super::outbox::{Account, Outbox};
 
 /// First read of a stream: one buffer of a Linux guest.
 pub(super) const BURST_START: u32 = 4096;
 
-/// What is asked of a host's socket, in bytes: the largest window of a connection. The kernel keeps its
-/// books over twice as much.
-pub(super) const SEND_BUFFER: usize = 512 << 10;
+/// The largest window of a connection, in bytes.
+const SEND_BUFFER: usize = 512 << 10;
 
 /// The largest credit window, in bytes, with which nearly all that a guest sends fits the socket of a client
 /// that lags: 512 KiB for a process with `CAP_NET_ADMIN`, else what `net.core.wmem_max` allows. A larger one
@@ -26,7 +26,7 @@ pub(super) const SEND_BUFFER: usize = 512 << 10;
 #[must_use]
 pub fn socket_window() -> u32 {
     // Without a socket now there will be none for a client either.
-    let booked = UnixStream::pair().map_or(0, |(socket, _)| enlarge(&socket));
+    let booked = UnixStream::pair().map_or(0, |(socket, _)| enlarge(&socket, SEND_BUFFER));
     // What the kernel adds to each packet of 64 KiB for its books is less than a quarter.
     let packets = booked / 5 * 4 / MAX_PAYLOAD as usize;
     let window = packets * MAX_PAYLOAD as usize;
@@ -34,11 +34,12 @@ pub fn socket_window() -> u32 {
     window.clamp(MAX_PAYLOAD as usize, SEND_BUFFER) as u32
 }
 
-/// Makes the most of a socket's send buffer, and says what the kernel books for it.
-fn enlarge(socket: impl AsFd) -> usize {
+/// Asks for a socket's send buffer of this size, and says what the kernel books for it, which is twice as much or the
+/// most that it allows.
+fn enlarge(socket: impl AsFd, size: usize) -> usize {
     let socket = socket.as_fd();
-    if sockopt::set_socket_send_buffer_size_force(socket, SEND_BUFFER).is_err() {
-        let _ = sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER);
+    if sockopt::set_socket_send_buffer_size_force(socket, size).is_err() {
+        let _ = sockopt::set_socket_send_buffer_size(socket, size);
     }
     sockopt::socket_send_buffer_size(socket).unwrap_or(0)
 }
@@ -53,6 +54,8 @@ pub(super) struct Stream {
     /// a flood few system calls.
     pub(super) burst: u32,
     pub(super) greeting: Option<Greeting>,
+    /// What the guest may have sent and we not forwarded, in bytes.
+    pub(super) window: u32,
 }
 
 /// Where a stream stands with its data for the guest.
@@ -74,16 +77,23 @@ pub(super) struct Greeting {
 }
 
 impl Stream {
-    pub(super) fn new(source: Source<OwnedFd>, greeting: Option<Greeting>) -> Self {
+    pub(super) fn new(
+        source: Source<OwnedFd>,
+        greeting: Option<Greeting>,
+        window: u32,
+        account: &Account,
+    ) -> Self {
         // So that all that the guest may send goes from its memory straight to the socket, and
-        // nothing by way of the outbox; a kernel that allows less costs a copy.
-        enlarge(source.inner());
+        // nothing by way of the outbox; a kernel that allows less costs a copy. More would be the
+        // kernel's memory, of which a thousand connections that nobody reads take their share.
+        enlarge(source.inner(), window as usize);
         Self {
             source,
-            outbox: Outbox::default(),
+            outbox: Outbox::new(window, Arc::clone(account)),
             reading: Reading::Idle,
             burst: BURST_START,
             greeting,
+            window,
         }
     }
 

@@ -70,13 +70,14 @@ impl Supervisor {
         let machine = self.guest.metrics();
         let mut devices = counters(machine.events);
         devices["watched"] = json!(machine.watched);
-        let (vsock, connections) = (machine.vsock, machine.connections);
+        let vsock = machine.vsock;
         json!({
             "supervisor": counters(self.poller.counters()),
             "devices": devices,
             "vcpus": {"exits": machine.exits},
             "vsock": {
-                "connections": connections,
+                "connections": machine.connections,
+                "buffered": machine.buffered,
                 "from_guest": {"packets": vsock.tx_packets, "bytes": vsock.tx_bytes},
                 "to_guest": {"packets": vsock.rx_packets, "bytes": vsock.rx_bytes},
                 "malformed": vsock.malformed,
