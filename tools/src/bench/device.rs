@@ -12,6 +12,8 @@
 //! Two threads that share a processor pass bytes ten times as fast as two that wake each other across processors, and
 //! which of the two it is the scheduler decides anew every moment. So that one thing is measured, the guest has one
 //! processor, and all of the host's side (this program's threads, the device's loop) another, in A, B and C alike.
+//! A machine that does other work takes the guest's processor away, which A does not feel: the report says how much of
+//! that there was, and `chrt --rr 1 cargo xtask bench device` keeps it out.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -37,6 +39,8 @@ use crate::say;
 const WARM_UP: u32 = 2;
 /// At least this share of the socket pair, each way.
 const TARGET: f64 = 0.5;
+/// What the guest may wait for its processor before that is said.
+const BUSY: f64 = 0.05;
 /// Bytes of one write and of one read.
 const CHUNK: usize = 64 * 1024;
 /// Nothing here takes as long.
@@ -81,8 +85,11 @@ struct Report {
     what: &'static str,
     circumstances: Circumstances,
     processors: usize,
-    /// The machine's at begin and end: these streams need three threads at once.
+    /// The machine's at begin and end.
     load: [String; 2],
+    /// The share of the time that the guest's processor was others': both directions wait for the guest then, and the
+    /// socket pair does not.
+    guest_waited: f64,
     mib: u32,
     chunk_bytes: usize,
     guest: &'static str,
@@ -100,7 +107,8 @@ pub fn run(place: &Place, arguments: &Arguments) -> Result<()> {
     let before = load();
     let sandbox = Sandbox::start(&vmm, &guest, folder.path().join("root"))?;
     let socket = sandbox.live()?;
-    sandbox.place()?;
+    let vcpu = sandbox.place()?;
+    let began = waited(&vcpu)?;
     let bytes = u64::from(arguments.mib) << 20;
     let mut samples = [const { Vec::new() }; 3];
     for round in 0..WARM_UP + arguments.rounds {
@@ -112,7 +120,9 @@ pub fn run(place: &Place, arguments: &Arguments) -> Result<()> {
             }
         }
     }
+    let ended = waited(&vcpu)?;
     drop(sandbox);
+    let (ran, waited) = (ended.0 - began.0, ended.1 - began.1);
     let [pair, drain, flood] = samples;
     let shares = vec![
         share("host to guest", &drain, &pair),
@@ -128,6 +138,7 @@ pub fn run(place: &Place, arguments: &Arguments) -> Result<()> {
         circumstances,
         processors,
         load: [before, load()],
+        guest_waited: waited / (ran + waited).max(1.0),
         mib: arguments.mib,
         chunk_bytes: CHUNK,
         guest: CMDLINE,
@@ -193,6 +204,12 @@ fn tell(report: &Report) -> Result<()> {
             series.samples_gb_s.len()
         ))?;
     }
+    if report.guest_waited > BUSY {
+        say::data(format!(
+            "the guest's processor was others' for {:.0} % of the time: the shares below are too small",
+            100.0 * report.guest_waited
+        ))?;
+    }
     for share in &report.shares {
         say::data(format!(
             "{:<14} {:.3} of the socket pair, at least {:.3} with 95 % (target {:.2}: {})",
@@ -210,6 +227,21 @@ fn tell(report: &Report) -> Result<()> {
 fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().unwrap_or_default().to_owned()
+}
+
+/// Nanoseconds that a thread has run, and those that it has waited for a processor.
+fn waited(thread: &Path) -> Result<(f64, f64)> {
+    let path = thread.join("schedstat");
+    let text = read_text(&path)?;
+    let mut numbers = text.split(' ').filter_map(|word| word.parse().ok());
+    match (numbers.next(), numbers.next()) {
+        (Some(ran), Some(waited)) => Ok((ran, waited)),
+        _ => Err(Error::malformed(&path, format!("has {text:?}"))),
+    }
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).naming(|| format!("read {}", path.display()))
 }
 
 /// Seconds that two threads take to pass `bytes` through a socket pair.
@@ -357,8 +389,9 @@ impl Sandbox {
             .map_err(|error| Error::Check(format!("inspect --json: {error}: {text}")))
     }
 
-    /// Gives the vCPU one processor, and the monitor's other threads and this program another.
-    fn place(&self) -> Result<()> {
+    /// Gives the vCPU one processor, and the monitor's other threads and this program another. The vCPU's folder below
+    /// `/proc`.
+    fn place(&self) -> Result<PathBuf> {
         let naming = || "place threads on processors".into();
         let allowed = sched_getaffinity(None)
             .map_err(std::io::Error::from)
@@ -377,17 +410,20 @@ impl Sandbox {
         let view = self.view()?;
         let folder = format!("/proc/{}/task", view["pid"]);
         let threads = std::fs::read_dir(&folder).naming(|| format!("list {folder}"))?;
+        let mut vcpu = None;
         for thread in threads {
             let thread = thread.naming(|| format!("list {folder}"))?;
-            let name = std::fs::read_to_string(thread.path().join("comm")).naming(naming)?;
+            let name = read_text(&thread.path().join("comm"))?;
             let id = thread.file_name();
             let id = id.to_str().and_then(|id| id.parse().ok());
             let id = id.and_then(Pid::from_raw);
             let id = id.ok_or_else(|| Error::Check(format!("{thread:?} is no thread")))?;
             let guest = name.starts_with("vcpu");
             put(Some(id), if guest { first } else { second })?;
+            vcpu = guest.then(|| thread.path()).or(vcpu);
         }
-        put(None, second)
+        put(None, second)?;
+        vcpu.ok_or_else(|| Error::Check(format!("{folder} has no vCPU")))
     }
 
     /// Waits until the guest's driver is up; the socket of its device.
