@@ -168,13 +168,14 @@ impl Monitor {
         }
     }
 
-    /// Its threads but the vCPUs', by number and name.
+    /// Its threads but the vCPUs', by number and name. One is KVM's own, which looks once a minute for pages of guests
+    /// to join again; it is none of the monitor's.
     fn threads(&self) -> impl Iterator<Item = (String, String)> {
         let folder = fs::read_dir(self.path("task")).unwrap();
         folder.filter_map(|entry| {
             let id = entry.unwrap().file_name().into_string().unwrap();
             let name = self.read(&format!("task/{id}/comm")).trim_end().to_owned();
-            (!name.starts_with("vcpu")).then_some((id, name))
+            (!name.starts_with("vcpu") && !name.starts_with("kvm-")).then_some((id, name))
         })
     }
 
