@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::thread;
 use std::time::Instant;
@@ -15,8 +16,12 @@ use crate::Result;
 
 /// Answers a byte with that byte.
 pub const ECHO: u32 = 7001;
-/// Answers a byte with eight: the nanoseconds of a process, little endian.
+/// Answers [`FORK`] or [`VFORK`] with eight bytes: the nanoseconds of a process, little endian.
 pub const SPAWN: u32 = 7002;
+/// A child with a copy of its parent's page tables, as the agent makes them.
+pub const FORK: u8 = b'f';
+/// A child that borrows them, as the standard library makes them: the cheapest way there is.
+pub const VFORK: u8 = b'v';
 
 /// Serves both ports until it is killed; says `ready` once they can be connected to.
 pub fn serve() -> Result<()> {
@@ -48,11 +53,16 @@ fn echoes(mut stream: File) -> Result<()> {
 }
 
 fn spawns(mut stream: File) -> Result<()> {
-    let mut byte = [0];
-    while stream.read(&mut byte)? == 1 {
+    let mut kind = [0];
+    while stream.read(&mut kind)? == 1 {
+        // By the same $PATH as an exec's.
+        let mut command = Command::new("true");
+        if kind == [FORK] {
+            // A child that changes its user, be it to the same one, is not borrowed for.
+            command.uid(rustix::process::getuid().as_raw());
+        }
         let began = Instant::now();
-        // By the same $PATH as an exec's. The library forks as vfork does, the cheapest way there is.
-        let status = Command::new("true").status()?;
+        let status = command.status()?;
         let took = began.elapsed();
         if !status.success() {
             return Err(format!("`true` left with {status}").into());

@@ -36,7 +36,8 @@ struct Plan {
 struct Samples {
     command_ms: Vec<f64>,
     pooled_ms: Vec<f64>,
-    spawn_ms: Vec<f64>,
+    fork_ms: Vec<f64>,
+    vfork_ms: Vec<f64>,
     echo_ms: Vec<f64>,
     first_byte_ms: Vec<f64>,
     output_mb_s: Vec<f64>,
@@ -50,7 +51,8 @@ struct Samples {
 struct Round {
     command: Duration,
     pooled: Duration,
-    spawn: Duration,
+    fork: Duration,
+    vfork: Duration,
     echo: Duration,
     first_byte: Duration,
     output_mb_s: f64,
@@ -80,7 +82,8 @@ impl Samples {
         let ms = |time: &Duration| time.as_secs_f64() * 1e3;
         self.command_ms.push(ms(&round.command));
         self.pooled_ms.push(ms(&round.pooled));
-        self.spawn_ms.push(ms(&round.spawn));
+        self.fork_ms.push(ms(&round.fork));
+        self.vfork_ms.push(ms(&round.vfork));
         self.echo_ms.push(ms(&round.echo));
         self.first_byte_ms.push(ms(&round.first_byte));
         self.output_mb_s.push(round.output_mb_s);
@@ -136,7 +139,8 @@ impl<'a> Bench<'a> {
         Ok(Round {
             command: self.settled(Self::command)?,
             pooled: self.settled(Self::pooled)?,
-            spawn: self.settled(Self::spawn)?,
+            fork: self.settled(|bench| bench.spawn(guest::FORK))?,
+            vfork: self.settled(|bench| bench.spawn(guest::VFORK))?,
             echo: self.settled(Self::echo)?,
             first_byte: self.settled(Self::first_byte)?,
             output_mb_s: self.settled(Self::output)?,
@@ -183,9 +187,9 @@ impl<'a> Bench<'a> {
     }
 
     /// A process in the guest, by the guest's clock.
-    fn spawn(&self) -> Result<Duration> {
+    fn spawn(&self, kind: u8) -> Result<Duration> {
         let mut nanoseconds = [0; 8];
-        (&self.spawn).write_all(b"?")?;
+        (&self.spawn).write_all(&[kind])?;
         (&self.spawn).read_exact(&mut nanoseconds)?;
         Ok(Duration::from_nanos(u64::from_le_bytes(nanoseconds)))
     }

@@ -4,7 +4,7 @@
 //!   bench-exec measure PLAN   on the host: starts a sandbox, times execs in it, prints the samples as JSON
 //!   bench-exec serve          in that sandbox, as an exec: what an exec's cost is compared with
 //!                               port 7001  a byte for a byte
-//!                               port 7002  for a byte, how long `true` took from fork to the end of wait
+//!                               port 7002  for a byte, how long `true` took from fork (or vfork) to the end of wait
 //! ```
 //!
 //! A static release build, so that the client library is measured as its users have it.
