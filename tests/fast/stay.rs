@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // All of it is test code.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -230,10 +230,11 @@ fn a_ready_descriptor_has_its_line_and_the_log_is_json_where_asked() {
     let reader = thread::spawn({
         let ready = ready.clone();
         move || {
-            let mut line = String::new();
-            let mut reader = BufReader::new(fs::File::open(ready).unwrap());
-            reader.read_line(&mut line).unwrap();
-            line
+            // To its end, which comes with the sandbox running.
+            let mut said = String::new();
+            let mut reader = fs::File::open(ready).unwrap();
+            reader.read_to_string(&mut said).unwrap();
+            said
         }
     });
     let script = r#"ready=$1; shift; exec "$@" 7>"$ready""#;

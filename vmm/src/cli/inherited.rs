@@ -35,6 +35,20 @@ pub fn writable(number: u32) -> io::Result<File> {
     }
 }
 
+/// As [`writable`], and the launcher's own is closed, so that who reads from the other end sees the end of ours. Standard
+/// input, output and error stay.
+///
+/// # Errors
+/// As [`writable`]; nothing is closed then.
+pub fn take(number: u32) -> io::Result<File> {
+    let file = writable(number)?;
+    if let Some(number) = i32::try_from(number).ok().filter(|number| *number > 2) {
+        // SAFETY: open, and left by the launcher for this use, as it is not one of ours: nobody else here closes it.
+        drop(unsafe { OwnedFd::from_raw_fd(number) });
+    }
+    Ok(file)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
@@ -69,6 +83,19 @@ mod tests {
         file.write_all(b"before ").unwrap();
         writable(inherited(&file)).unwrap().write_all(b"c").unwrap();
         assert_eq!(file.metadata().unwrap().len(), 8);
+    }
+
+    #[test]
+    fn one_that_is_taken_ends_with_what_is_written_to_it() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let number = inherited(&writer);
+        std::mem::forget(writer);
+        let mut file = take(number).unwrap();
+        file.write_all(b"ready\n").unwrap();
+        drop(file);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "ready\n");
     }
 
     #[test]

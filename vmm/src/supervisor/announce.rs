@@ -50,8 +50,7 @@ impl Announce {
             announce.notify = Some((socket, address.map_err(failed)?));
         }
         if let Some(number) = ready_fd {
-            let file =
-                inherited::writable(number).map_err(|error| Error::ReadyFd(number, error))?;
+            let file = inherited::take(number).map_err(|error| Error::ReadyFd(number, error))?;
             announce.ready.push(file);
         }
         if let Some(path) = pid_file {
