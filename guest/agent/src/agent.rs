@@ -143,6 +143,8 @@ pub(crate) struct Agent<'a, P: Platform> {
     pub(crate) execs: Execs<LeafOf<P>>,
     pub(crate) last_exec: u64,
     pub(crate) store_bytes: u64,
+    /// Leaves whose exec has ended in this turn.
+    finished: Vec<Lingering<LeafOf<P>>>,
     lingering: Vec<Lingering<LeafOf<P>>>,
     /// Execs whose session was lost, until it is known whether their client was.
     lost: Vec<u64>,
@@ -182,6 +184,7 @@ impl<'a, P: Platform> Agent<'a, P> {
             execs: BTreeMap::new(),
             last_exec: 0,
             store_bytes: 0,
+            finished: Vec::new(),
             lingering: Vec::new(),
             lost: Vec::new(),
             scratch: vec![0; SCRATCH].into_boxed_slice(),
@@ -213,6 +216,7 @@ impl<'a, P: Platform> Agent<'a, P> {
             self.due(due);
         }
         self.leave();
+        self.tidy();
         if let Some(relaxed) = self.pace.turn(std::mem::take(&mut self.flood)) {
             self.platform.relax(relaxed);
         }
@@ -223,6 +227,16 @@ impl<'a, P: Platform> Agent<'a, P> {
                 .error("a descriptor had events that nobody handled: no longer watched");
         }
         Ok(())
+    }
+
+    /// What nobody waits for, once the turn's records are on their way.
+    fn tidy(&mut self) {
+        for finished in self.finished.drain(..) {
+            self.lingering.extend(finished.leave(&self.registrar));
+        }
+        if self.life.is_some() {
+            self.platform.hierarchy().prepare();
+        }
     }
 
     /// Nanoseconds of the one clock that all deadlines are measured by.
@@ -307,7 +321,7 @@ impl<'a, P: Platform> Agent<'a, P> {
             return;
         };
         let running = &mut exec.running;
-        exec.ended |= running.settle(&self.registrar, &mut self.lingering, &mut self.scratch, now);
+        exec.ended |= running.settle(&self.registrar, &mut self.finished, &mut self.scratch, now);
         let due = running.state.deadline();
         let epoch = self.epoch;
         rearm(

@@ -18,6 +18,10 @@ pub trait Hierarchy {
     /// # Errors
     /// What the kernel says.
     fn create(&mut self) -> Result<Self::Leaf, Errno>;
+
+    /// Makes the next leaf ahead of time, when nobody waits. One that cannot be made is made when it is needed, or fails
+    /// then.
+    fn prepare(&mut self) {}
 }
 
 /// One exec's processes. Dropping it removes it if it is empty.
@@ -50,6 +54,9 @@ pub trait Leaf {
     /// What it has used so far.
     fn usage(&self) -> Usage;
 
+    /// How many of its processes were killed for memory.
+    fn oom_kills(&self) -> u64;
+
     /// Removes it.
     ///
     /// # Errors
@@ -66,8 +73,6 @@ pub struct Usage {
     pub peak_memory: u64,
     /// Its memory limit in bytes; `None` for none.
     pub memory_limit: Option<u64>,
-    /// How many of its processes were killed for memory.
-    pub oom_kills: u64,
 }
 
 /// The kernel's cgroup2 hierarchy.
@@ -75,6 +80,8 @@ pub struct Usage {
 pub struct Cgroup2 {
     parent: OwnedFd,
     next: u64,
+    /// Made ahead: making one takes the kernel as long as starting a small program.
+    spare: Option<Cgroup>,
 }
 
 /// Controllers that leaves get where the kernel has them.
@@ -97,14 +104,14 @@ impl Cgroup2 {
         for controller in CONTROLLERS {
             let _ = write(parent.as_fd(), "cgroup.subtree_control", controller);
         }
-        Ok(Self { parent, next: 1 })
+        Ok(Self {
+            parent,
+            next: 1,
+            spare: None,
+        })
     }
-}
 
-impl Hierarchy for Cgroup2 {
-    type Leaf = Cgroup;
-
-    fn create(&mut self) -> Result<Cgroup, Errno> {
+    fn make(&mut self) -> Result<Cgroup, Errno> {
         loop {
             let name = format!("exec-{}", self.next);
             self.next += 1;
@@ -138,6 +145,23 @@ impl Hierarchy for Cgroup2 {
     }
 }
 
+impl Hierarchy for Cgroup2 {
+    type Leaf = Cgroup;
+
+    fn create(&mut self) -> Result<Cgroup, Errno> {
+        match self.spare.take() {
+            Some(spare) => Ok(spare),
+            None => self.make(),
+        }
+    }
+
+    fn prepare(&mut self) {
+        if self.spare.is_none() {
+            self.spare = self.make().ok();
+        }
+    }
+}
+
 /// A leaf in the kernel's hierarchy.
 #[derive(Debug)]
 pub struct Cgroup {
@@ -145,6 +169,16 @@ pub struct Cgroup {
     directory: OwnedFd,
     name: String,
     removed: bool,
+}
+
+impl Cgroup {
+    /// A number of one of its files.
+    fn read(&self, name: &str, key: &str) -> Option<u64> {
+        let mut text = [0u8; 1024];
+        let file = open(self.directory.as_fd(), name, OFlags::RDONLY).ok()?;
+        let length = rustix::io::read(file, &mut text).ok()?;
+        field(text.get(..length)?, key)
+    }
 }
 
 impl Leaf for Cgroup {
@@ -173,21 +207,18 @@ impl Leaf for Cgroup {
     }
 
     fn usage(&self) -> Usage {
-        let directory = self.directory.as_fd();
-        let read = |name, key| {
-            let mut text = [0u8; 1024];
-            let file = open(directory, name, OFlags::RDONLY).ok()?;
-            let length = rustix::io::read(file, &mut text).ok()?;
-            field(text.get(..length)?, key)
-        };
         Usage {
-            cpu_ns: read("cpu.stat", "usage_usec")
+            cpu_ns: self
+                .read("cpu.stat", "usage_usec")
                 .unwrap_or(0)
                 .saturating_mul(1000),
-            peak_memory: read("memory.peak", "").unwrap_or(0),
-            memory_limit: read("memory.max", ""),
-            oom_kills: read("memory.events", "oom_kill").unwrap_or(0),
+            peak_memory: self.read("memory.peak", "").unwrap_or(0),
+            memory_limit: self.read("memory.max", ""),
         }
+    }
+
+    fn oom_kills(&self) -> u64 {
+        self.read("memory.events", "oom_kill").unwrap_or(0)
     }
 
     fn remove(&mut self) -> Result<(), Errno> {

@@ -370,8 +370,12 @@ impl<L: Leaf> Running<L> {
     /// a main process that died of SIGKILL is taken for the victim, unless the agent killed it,
     /// which the state machine puts first.
     fn memory_kill(&self) -> Option<Oom> {
-        let usage = self.leaf.as_ref()?.usage();
-        (usage.oom_kills > 0).then(|| Oom {
+        let leaf = self.leaf.as_ref()?;
+        if leaf.oom_kills() == 0 {
+            return None;
+        }
+        let usage = leaf.usage();
+        Some(Oom {
             scope: if usage.memory_limit.is_some() {
                 OomScope::Exec
             } else {
@@ -406,7 +410,7 @@ impl<L: Leaf> Running<L> {
     pub(crate) fn settle(
         &mut self,
         registrar: &Registrar<Token>,
-        lingering: &mut Vec<Lingering<L>>,
+        finished: &mut Vec<Lingering<L>>,
         scratch: &mut [u8],
         now: u64,
     ) -> bool {
@@ -420,7 +424,7 @@ impl<L: Leaf> Running<L> {
                     }
                 }
                 Action::Finish => {
-                    self.finish(registrar, lingering, now);
+                    self.finish(finished, now);
                     return true;
                 }
             }
@@ -453,29 +457,15 @@ impl<L: Leaf> Running<L> {
         self.leaf_changed();
     }
 
-    fn finish(
-        &mut self,
-        registrar: &Registrar<Token>,
-        lingering: &mut Vec<Lingering<L>>,
-        now: u64,
-    ) {
+    fn finish(&mut self, finished: &mut Vec<Lingering<L>>, now: u64) {
         self.close_all();
         let usage = self.leaf.as_ref().map(Leaf::usage).unwrap_or_default();
-        if let Some(mut leaf) = self.leaf.take()
-            && leaf.remove().is_err()
-        {
-            // The last process is still on its way out, or will not go at all.
-            let _ = leaf.kill();
+        if let Some(leaf) = self.leaf.take() {
             self.watch = None;
-            let watch = leaf.watch().ok().flatten().and_then(|watch| {
-                registrar
-                    .register(watch, Interest::PRIORITY, Token::Leaf(self.number))
-                    .ok()
-            });
-            lingering.push(Lingering {
+            finished.push(Lingering {
                 number: self.number,
                 leaf,
-                watch,
+                watch: None,
             });
         }
         let usage = vmm_protocol::exec::Usage {
@@ -502,6 +492,21 @@ pub(crate) struct Lingering<L: Leaf> {
 }
 
 impl<L: Leaf> Lingering<L> {
+    /// Removes the leaf; if that cannot be yet, what is to be tried again when there is a reason to.
+    pub(crate) fn leave(mut self, registrar: &Registrar<Token>) -> Option<Self> {
+        if self.leaf.remove().is_ok() {
+            return None;
+        }
+        // The last process is still on its way out, or will not go at all.
+        let _ = self.leaf.kill();
+        self.watch = self.leaf.watch().ok().flatten().and_then(|watch| {
+            registrar
+                .register(watch, Interest::PRIORITY, Token::Leaf(self.number))
+                .ok()
+        });
+        Some(self)
+    }
+
     /// Tries again; whether it is gone.
     pub(crate) fn retry(&mut self) -> bool {
         // Reading it rearms the watch.

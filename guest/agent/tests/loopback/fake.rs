@@ -88,6 +88,10 @@ impl Leaf for FakeLeaf {
         Err(Errno::TIMEDOUT)
     }
 
+    fn oom_kills(&self) -> u64 {
+        0
+    }
+
     fn usage(&self) -> Usage {
         Usage::default()
     }
