@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use rustix::process::{Resource, Rlimit};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior};
 use vmm_agent::agent::{self, Limits};
 use vmm_agent::cgroup::Cgroup2;
 use vmm_agent::init::{self, modules, mounts};
@@ -41,6 +41,11 @@ fn run(log: &mut Log) -> (DownReason, String) {
         log.error(format_args!(
             "cannot be exempted from the memory killer: {error}"
         ));
+    }
+    // A workload's child shares this memory until it has become its program, and may be the user of another workload by
+    // then: that one may not look into it.
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        log.error(format_args!("cannot be closed to debuggers: {error}"));
     }
     let descriptors = Rlimit {
         current: Some(DESCRIPTORS),

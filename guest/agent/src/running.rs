@@ -13,7 +13,7 @@ use crate::cgroup::{Hierarchy, Leaf};
 use crate::command::{self, Ends};
 use crate::reaper::{Reaper, Status};
 use crate::sys::signals;
-use crate::sys::spawn::{self, Failure, Report};
+use crate::sys::spawn::{self, Failure, Progress, Report};
 
 /// Reads of one stream in one turn of the loop: then the others have theirs.
 const READS_A_TURN: usize = 4;
@@ -32,7 +32,7 @@ pub(crate) struct Running<L: Leaf> {
     number: u64,
     pid: u32,
     process: Option<OwnedFd>,
-    report: Option<Source<OwnedFd>>,
+    report: Option<Source<Report>>,
     outputs: [Option<Source<OwnedFd>>; 2],
     stdin: Option<Source<OwnedFd>>,
     input: Stdin,
@@ -109,7 +109,7 @@ impl<L: Leaf> Running<L> {
         let (plan, ends) = command::prepare(request, environment, confine)?;
         self.register(ends, request, registrar)?;
         let into = leaf.enter().map_err(Failure::at(StartStage::Leaf))?;
-        let child = spawn::spawn(&plan, into)?;
+        let child = spawn::spawn(plan, into)?;
         self.leaf = Some(leaf);
         // In the same turn of the loop: nothing can be collected in between.
         reaper.expect(child.pid, self.number);
@@ -152,10 +152,12 @@ impl<L: Leaf> Running<L> {
 
     /// The child has something to report, or has become its program.
     pub(crate) fn report_ready(&mut self) {
-        let Some(report) = &self.report else { return };
-        match spawn::read_report(report.inner().as_fd()) {
-            Ok(Report::Pending) => {}
-            Ok(Report::Running) => {
+        let Some(report) = &mut self.report else {
+            return;
+        };
+        match report.inner_mut().read() {
+            Ok(Progress::Pending) => {}
+            Ok(Progress::Running) => {
                 self.report = None;
                 self.state.started(self.number, self.pid);
                 self.listen();

@@ -1,6 +1,7 @@
 //! System calls without a safe wrapper elsewhere: one file each, each with a safe face.
 
 pub mod kernel;
+mod raw;
 pub mod scheduling;
 pub mod signals;
 pub mod spawn;
@@ -8,7 +9,6 @@ pub mod vsock;
 
 /// Why the last call through the C library failed.
 fn last_errno() -> rustix::io::Errno {
-    // Reads a thread-local: allocates nothing, also between fork and exec.
     let error = std::io::Error::last_os_error().raw_os_error();
     error.map_or(
         rustix::io::Errno::INVAL,

@@ -1,18 +1,23 @@
-//! Starting a workload: a fork that lands in its cgroup leaf, and the child's way to `execve`.
-// clone3 has no safe wrapper, and what runs in its child must be picked by hand: the child is a
-// copy of a process that may have other threads, so nothing there may allocate or lock.
+//! Starting a workload: a child that is born in its cgroup leaf, and its way to `execve`.
+//!
+//! The child runs beside the agent in the agent's own memory, on a stack of its own, until it has become its program:
+//! copying the memory for a few system calls would cost more than they do. Nobody waits for it: a workload that stops
+//! everything it may stop can stop it half-way, and the agent still answers.
+// clone3 has no safe wrapper, and what runs in its child must be picked by hand. It shares the agent's memory, and with
+// it the thread-local storage of the thread that made it: it may not allocate, lock, or call anything that sets errno.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, RawPid};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 use vmm_protocol::StartStage;
 
-use super::last_errno;
+use super::raw;
 
 /// A start that failed: nothing of the workload ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,13 +90,18 @@ pub struct Child {
     pub pid: Pid,
     /// Names it for signals.
     pub pidfd: OwnedFd,
-    /// Yields a [`Failure`], or ends without one once the program runs. Non-blocking.
-    pub report: OwnedFd,
+    /// How far it has come.
+    pub report: Report,
 }
 
 /// linux/sched.h, in the width of `clone_args`.
+const CLONE_VM: u64 = 0x100;
 const CLONE_PIDFD: u64 = 0x1000;
+const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// The child's stack: its system calls need a tenth of it.
+const STACK: usize = 32 << 10;
 
 /// Docker's default set less `NET_BIND_SERVICE`: ports below 1024 are the agent's.
 pub fn default_capabilities() -> CapabilitySet {
@@ -110,20 +120,20 @@ pub fn default_capabilities() -> CapabilitySet {
         | CapabilitySet::AUDIT_WRITE
 }
 
-/// Forks a child that becomes the program of `plan`, born in the cgroup `leaf` if there is one.
+/// Starts a child that becomes the program of `plan`, born in the cgroup `leaf` if there is one.
 ///
 /// # Errors
 /// [`StartStage::Pipes`] or [`StartStage::Fork`]; later stages arrive through [`Child::report`].
-pub fn spawn(plan: &Plan, leaf: Option<BorrowedFd<'_>>) -> Result<Child, Failure> {
+pub fn spawn(plan: Plan, leaf: Option<BorrowedFd<'_>>) -> Result<Child, Failure> {
     let (report, report_in) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
         .map_err(Failure::at(StartStage::Pipes))?;
     rustix::io::ioctl_fionbio(&report, true).map_err(Failure::at(StartStage::Pipes))?;
-    let pointers = Pointers::of(plan);
+    let mut task = Task::new(plan, report_in);
 
     let mut pidfd: RawFd = -1;
     // SAFETY: all fields of clone_args are integers; zero means unset.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
-    args.flags = CLONE_PIDFD;
+    args.flags = CLONE_VM | CLONE_PIDFD | CLONE_CLEAR_SIGHAND;
     if let Some(leaf) = leaf {
         args.flags |= CLONE_INTO_CGROUP;
         // A descriptor in use is never negative.
@@ -131,69 +141,102 @@ pub fn spawn(plan: &Plan, leaf: Option<BorrowedFd<'_>>) -> Result<Child, Failure
     }
     args.pidfd = &raw mut pidfd as u64;
     args.exit_signal = libc::SIGCHLD.unsigned_abs().into();
+    args.stack = task.stack.as_mut_ptr() as u64;
+    args.stack_size = (task.stack.capacity() * size_of::<u128>()) as u64;
 
-    // SAFETY: the arguments are a valid clone_args of the size given; without CLONE_VM the child
-    // gets memory of its own, so that it cannot disturb this process.
-    let pid = unsafe {
-        libc::syscall(
-            libc::SYS_clone3,
-            &raw mut args,
-            size_of::<libc::clone_args>(),
-        )
-    };
-    if pid == 0 {
-        let failure = match run_child(plan, &pointers) {
-            Ok(never) => match never {},
-            Err(failure) => failure,
-        };
-        // Best effort: a parent that is gone needs no report.
-        let _ = rustix::io::write(&report_in, &failure.to_bytes());
-        // SAFETY: ends this process without running anything of the parent's.
-        unsafe { libc::_exit(127) }
+    let pid_or_error: i64;
+    // SAFETY: clone3 gets a valid clone_args of the size given. The child starts behind `syscall` on its own stack,
+    // which is aligned to 16 bytes at its top, and calls a function that never returns: nothing of this frame runs
+    // twice. `task` and the stack stay until the child has left this memory (see `Report`). Registers that the kernel
+    // does not keep (rax, rcx, r11) are named as lost.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            // The child: no frame above it, and its one argument.
+            "xor ebp, ebp",
+            "mov rdi, rdx",
+            "call r8",
+            "ud2",
+            "2:",
+            inout("rax") libc::SYS_clone3 => pid_or_error,
+            in("rdi") &raw mut args,
+            in("rsi") size_of::<libc::clone_args>(),
+            in("rdx") &raw const *task,
+            in("r8") child as extern "C" fn(&Task) -> !,
+            out("rcx") _,
+            out("r11") _,
+        );
     }
-    let pid = match RawPid::try_from(pid)
-        .ok()
-        .filter(|pid| *pid > 0)
-        .and_then(Pid::from_raw)
-    {
-        Some(pid) => pid,
-        None => {
-            return Err(Failure {
-                stage: StartStage::Fork,
-                errno: last_errno(),
-            });
-        }
-    };
+    let pid = raw::checked(pid_or_error)
+        .and_then(|pid| RawPid::try_from(pid).map_err(|_| Errno::INVAL))
+        .and_then(|pid| Pid::from_raw(pid).ok_or(Errno::INVAL))
+        .map_err(Failure::at(StartStage::Fork))?;
     // SAFETY: the call succeeded with CLONE_PIDFD, so this is a new descriptor, ours alone.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    // The child has copies of its own by the same numbers.
+    task.owned = None;
+    let report = Report {
+        pipe: report,
+        failure: None,
+        task: Some(task),
+    };
     Ok(Child { pid, pidfd, report })
 }
 
-/// Reads what the child had to say.
-///
-/// # Errors
-/// The failure that it reported.
-pub fn read_report(report: BorrowedFd<'_>) -> Result<Report, Failure> {
-    let mut bytes = [0u8; 8];
-    match rustix::io::read(report, &mut bytes) {
-        Ok(0) => Ok(Report::Running),
-        Ok(8) => Err(Failure::from_bytes(bytes)),
-        Err(Errno::AGAIN | Errno::INTR) => Ok(Report::Pending),
-        // A pipe moves eight bytes whole or not at all.
-        Ok(_) => Err(Failure {
-            stage: StartStage::Execute,
-            errno: Errno::IO,
-        }),
-        Err(errno) => Err(Failure {
-            stage: StartStage::Execute,
-            errno,
-        }),
+/// Tells what became of a start, and keeps the memory that the child stands on until it has left it.
+#[derive(Debug)]
+pub struct Report {
+    pipe: OwnedFd,
+    failure: Option<Failure>,
+    /// `None` once the child has left: its end of the pipe is closed by `execve` and by its death, both of which leave
+    /// the memory first.
+    task: Option<Box<Task>>,
+}
+
+impl AsFd for Report {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
+}
+
+impl Report {
+    /// Reads what the child had to say, if the time has come. Does not wait.
+    ///
+    /// # Errors
+    /// The failure that it reported.
+    pub fn read(&mut self) -> Result<Progress, Failure> {
+        loop {
+            let mut bytes = [0u8; 8];
+            match rustix::io::read(&self.pipe, &mut bytes) {
+                Ok(0) => {
+                    self.task = None;
+                    return self.failure.map_or(Ok(Progress::Running), Err);
+                }
+                // Its end follows at once, and only then has it left.
+                Ok(8) => self.failure = Some(Failure::from_bytes(bytes)),
+                // A pipe moves eight bytes whole or not at all.
+                Ok(_) => self.failure = Some(Failure::at(StartStage::Execute)(Errno::IO)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(Progress::Pending),
+                Err(errno) => return Err(Failure::at(StartStage::Execute)(errno)),
+            }
+        }
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        let _ = self.read();
+        // Someone may still stand on it, though the agent has given up on them: better lost than used twice.
+        std::mem::forget(self.task.take());
     }
 }
 
 /// What is known of a start that has not failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
+pub enum Progress {
     /// Nothing yet.
     Pending,
     /// The program runs.
@@ -224,37 +267,92 @@ fn stage_of(number: u32) -> StartStage {
     known.copied().unwrap_or(StartStage::Execute)
 }
 
-/// The null-terminated arrays that `execve` takes.
-struct Pointers {
-    argv: Vec<*const libc::c_char>,
-    env: Vec<*const libc::c_char>,
+/// What the child finds in the memory that it shares: all that it needs, made before it is.
+#[derive(Debug)]
+struct Task {
+    programs: Vec<CString>,
+    argv: Strings,
+    env: Strings,
+    directory: CString,
+    user: Option<User>,
+    confine: Option<CapabilitySet>,
+    stdio: [RawFd; 3],
+    terminal: bool,
+    report: RawFd,
+    ignored: &'static [i32],
+    /// The agent's copies of the descriptors, closed as soon as the child has its own.
+    owned: Option<(ChildStdio, OwnedFd)>,
+    /// Never filled, which would touch all of it; u128 for the alignment.
+    stack: Vec<u128>,
 }
 
-impl Pointers {
-    fn of(plan: &Plan) -> Self {
-        let array = |strings: &[CString]| {
-            strings
-                .iter()
-                .map(|string| string.as_ptr())
-                .chain([ptr::null()])
-                .collect()
+impl Task {
+    fn new(plan: Plan, report: OwnedFd) -> Box<Self> {
+        let (stdio, terminal) = match &plan.stdio {
+            ChildStdio::Pipes {
+                stdin,
+                stdout,
+                stderr,
+            } => ([stdin, stdout, stderr], false),
+            ChildStdio::Terminal(terminal) => ([terminal, terminal, terminal], true),
         };
+        Box::new(Self {
+            programs: plan.programs,
+            argv: Strings::new(plan.argv),
+            env: Strings::new(plan.env),
+            directory: plan.directory,
+            user: plan.user,
+            confine: plan.confine,
+            stdio: stdio.map(AsRawFd::as_raw_fd),
+            terminal,
+            report: report.as_raw_fd(),
+            ignored: ignored_signals(),
+            owned: Some((plan.stdio, report)),
+            stack: Vec::with_capacity(STACK / size_of::<u128>()),
+        })
+    }
+}
+
+/// Strings with the null-terminated array of them that `execve` takes.
+#[derive(Debug)]
+struct Strings {
+    pointers: Vec<*const u8>,
+    _owned: Vec<CString>,
+}
+
+impl Strings {
+    fn new(strings: Vec<CString>) -> Self {
+        // What a CString points to stays where it is when the CString moves.
+        let pointers = strings.iter().map(|string| string.as_ptr().cast());
         Self {
-            argv: array(&plan.argv),
-            env: array(&plan.env),
+            pointers: pointers.chain([ptr::null()]).collect(),
+            _owned: strings,
         }
     }
 }
 
 enum Never {}
 
-/// The child from the fork to its program. Only system calls on what the parent prepared: no
-/// allocation, no lock, no destructor.
-fn run_child(plan: &Plan, pointers: &Pointers) -> Result<Never, Failure> {
-    reset_signals();
+/// The child's first and last function.
+extern "C" fn child(task: &Task) -> ! {
+    let failure = match run_child(task) {
+        Ok(never) => match never {},
+        Err(failure) => failure,
+    };
+    // SAFETY: open in this process, whose descriptors nobody else closes.
+    let report = unsafe { BorrowedFd::borrow_raw(task.report) };
+    // Best effort: a parent that is gone needs no report.
+    let _ = rustix::io::write(report, &failure.to_bytes());
+    raw::exit(127)
+}
+
+/// The child from its birth to its program. Only system calls on what the parent prepared: no allocation, no lock, no
+/// destructor but those that close.
+fn run_child(task: &Task) -> Result<Never, Failure> {
+    reset_signals(task.ignored);
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    // The agent is exempt from the OOM killer and its children inherit that; fails harmlessly
-    // where the agent is not exempt.
+    // The agent is exempt from the OOM killer and its children inherit that; fails harmlessly where the agent is not
+    // exempt. While memory is shared this is written for everyone who shares it, but never for process 1.
     if let Ok(file) = rustix::fs::open(
         c"/proc/self/oom_score_adj",
         rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC,
@@ -264,24 +362,17 @@ fn run_child(plan: &Plan, pointers: &Pointers) -> Result<Never, Failure> {
     }
 
     rustix::process::setsid().map_err(Failure::at(StartStage::Session))?;
-    let (stdin, stdout, stderr) = match &plan.stdio {
-        ChildStdio::Pipes {
-            stdin,
-            stdout,
-            stderr,
-        } => (stdin, stdout, stderr),
-        ChildStdio::Terminal(terminal) => (terminal, terminal, terminal),
-    };
+    // SAFETY: open in this process, whose descriptors nobody else closes.
+    let [stdin, stdout, stderr] = task.stdio.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
     rustix::stdio::dup2_stdin(stdin).map_err(Failure::at(StartStage::Pipes))?;
     rustix::stdio::dup2_stdout(stdout).map_err(Failure::at(StartStage::Pipes))?;
     rustix::stdio::dup2_stderr(stderr).map_err(Failure::at(StartStage::Pipes))?;
     close_others().map_err(Failure::at(StartStage::Pipes))?;
-    if let ChildStdio::Terminal(terminal) = &plan.stdio {
-        rustix::process::ioctl_tiocsctty(terminal.as_fd())
-            .map_err(Failure::at(StartStage::Session))?;
+    if task.terminal {
+        rustix::process::ioctl_tiocsctty(stdin).map_err(Failure::at(StartStage::Session))?;
     }
 
-    if let Some(keep) = plan.confine {
+    if let Some(keep) = task.confine {
         for capability in CapabilitySet::all().difference(keep).iter() {
             match rustix::thread::remove_capability_from_bounding_set(capability) {
                 // A capability that this kernel does not know is not there to drop.
@@ -295,10 +386,10 @@ fn run_child(plan: &Plan, pointers: &Pointers) -> Result<Never, Failure> {
             }
         }
     }
-    if let Some(user) = &plan.user {
+    if let Some(user) = &task.user {
         become_user(user).map_err(Failure::at(StartStage::User))?;
     }
-    if let Some(keep) = plan.confine {
+    if let Some(keep) = task.confine {
         // Leaving user 0 has cleared the sets already; nobody gets them back by this.
         let keep = match rustix::thread::capabilities(None) {
             Ok(now) => now.permitted & keep,
@@ -318,11 +409,11 @@ fn run_child(plan: &Plan, pointers: &Pointers) -> Result<Never, Failure> {
         rustix::thread::set_no_new_privs(true).map_err(Failure::at(StartStage::Isolate))?;
     }
     // After the user is set, so that a directory which that user cannot search is refused.
-    rustix::process::chdir(plan.directory.as_c_str())
+    rustix::process::chdir(task.directory.as_c_str())
         .map_err(Failure::at(StartStage::Directory))?;
     Err(Failure {
         stage: StartStage::Execute,
-        errno: execute(&plan.programs, pointers),
+        errno: execute(task),
     })
 }
 
@@ -332,62 +423,38 @@ fn become_user(user: &User) -> Result<(), Errno> {
     rustix::thread::set_thread_res_uid(user.uid, user.uid, user.uid)
 }
 
-/// Ignored signals and the blocked mask outlive `execve`, and the Rust runtime ignores SIGPIPE.
-/// The agent's own handler must not run in the child, whose memory it would not find as it is.
-fn reset_signals() {
-    // `struct kernel_sigaction`: handler, flags, restorer, mask; all zero is the default action.
-    let default = [0u64; 4];
-    // By number and past the C library, which keeps two real-time signals to itself.
-    for number in 1..=64 {
-        // SAFETY: reads a kernel_sigaction with a mask of eight bytes; this process is about to
-        // execute another program and needs no handler.
-        unsafe {
-            let none = ptr::null_mut::<u64>();
-            libc::syscall(
-                libc::SYS_rt_sigaction,
-                number,
-                default.as_ptr(),
-                none,
-                8usize,
-            );
-        }
+/// What this process ignores, which outlives `execve`: SIGPIPE, by the Rust runtime, and what it was started with. The
+/// agent itself changes none of it later.
+fn ignored_signals() -> &'static [i32] {
+    static IGNORED: OnceLock<Vec<i32>> = OnceLock::new();
+    IGNORED.get_or_init(|| {
+        // By number and past the C library, which keeps two real-time signals to itself.
+        let ignored = |number: &i32| raw::is_ignored(*number);
+        (1..=64).filter(ignored).collect()
+    })
+}
+
+/// Ignored signals and the blocked mask outlive `execve`. The agent's handlers were reset when the child was made.
+fn reset_signals(ignored: &[i32]) {
+    for number in ignored {
+        raw::reset_signal(*number);
     }
-    // SAFETY: reads an empty set of eight bytes.
-    unsafe {
-        let none = ptr::null_mut::<u64>();
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            libc::SIG_SETMASK,
-            default.as_ptr(),
-            none,
-            8usize,
-        );
-    }
+    raw::unblock_signals();
 }
 
 /// Everything above 2 closes on exec, whatever opened it and however.
 fn close_others() -> Result<(), Errno> {
-    // SAFETY: marks descriptors close-on-exec; none is closed under a borrow.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_close_range,
-            3u32,
-            u32::MAX,
-            libc::CLOSE_RANGE_CLOEXEC,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(last_errno())
-    }
+    raw::close_on_exec_from(3)
 }
 
 /// Tries the programs in order, as execvp does; returns only with the reason why none ran.
-fn execute(programs: &[CString], pointers: &Pointers) -> Errno {
+fn execute(task: &Task) -> Errno {
     let mut reason = Errno::NOENT;
-    for program in programs {
-        match execve(program, pointers) {
+    for program in &task.programs {
+        let (argv, env) = (&task.argv.pointers, &task.env.pointers);
+        // SAFETY: the arrays are null-terminated and point to strings that outlive the call.
+        let errno = unsafe { raw::execve(program, argv.as_ptr(), env.as_ptr()) };
+        match errno {
             Errno::NOENT | Errno::NOTDIR => {}
             // Another directory of the path may have one that may be executed.
             Errno::ACCESS => reason = Errno::ACCESS,
@@ -395,16 +462,4 @@ fn execute(programs: &[CString], pointers: &Pointers) -> Errno {
         }
     }
     reason
-}
-
-fn execve(program: &CStr, pointers: &Pointers) -> Errno {
-    // SAFETY: the arrays are null-terminated and point to strings that outlive the call.
-    unsafe {
-        libc::execve(
-            program.as_ptr(),
-            pointers.argv.as_ptr(),
-            pointers.env.as_ptr(),
-        )
-    };
-    last_errno()
 }
