@@ -44,21 +44,24 @@
 //!
 //! # Limits
 //!
-//! - One thread waits. [`Source`], [`Waker`] and the [`Registrar`] may be used from others.
+//! - One thread waits. [`Source`], [`Waker`], [`Sender`] and the [`Registrar`] may be used from others.
 //! - 2^32 slots, [`BATCH`] events a wait; what did not fit comes with the next one.
 //! - Timeouts are rounded up to a millisecond: never an early wake-up, so never a spin.
 //!
 //! # Modules and errors
 //!
 //! `slots` decides (pure: no descriptors, no system calls), `poller` does the I/O, `timers` is a
-//! heap of deadlines that yields the next timeout, `waker` an eventfd. The only error type is
+//! heap of deadlines that yields the next timeout, `waker` an eventfd, `inbox` a bounded queue from
+//! other threads that never leaves an item without a wake-up. The only error type is
 //! [`Error`], a variant for each operation that failed.
 
+mod inbox;
 mod poller;
 mod slots;
 mod timers;
 mod waker;
 
+pub use inbox::{Inbox, Sender, TrySendError, Turn, inbox};
 pub use poller::{BATCH, Error, Event, Poller, Registrar, Source};
 pub use slots::{Answer, Counters, Interest, Readiness};
 pub use timers::{TimerId, Timers};
