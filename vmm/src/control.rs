@@ -11,12 +11,11 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::rand::{GetRandomFlags, getrandom};
-use vmm_events::{Answer, Interest, Poller, Readiness, Source, Waker};
+use vmm_events::{Answer, Interest, Poller, Readiness, Sender, Source, TrySendError};
 use vmm_protocol::control::{HostControl, HostEvent};
 use vmm_protocol::{GenerationId, Life};
 
@@ -46,20 +45,19 @@ pub enum Notice {
     Lost(String),
 }
 
-/// Where notices go: a channel, and a waker for the loop that reads it.
+/// Notices that an owner may leave lying. A guest whose agent dials and hangs up, over and over, makes no more.
+pub const NOTICES: usize = 32;
+
+/// Where notices go: an inbox of [`NOTICES`].
 #[derive(Clone, Debug)]
-pub struct Notices {
-    /// The channel.
-    pub sender: Sender<Notice>,
-    /// Woken after each one.
-    pub waker: Waker,
-}
+pub struct Notices(pub Sender<Notice>);
 
 impl Notices {
     fn tell(&self, notice: Notice) {
         // An owner that no longer listens has its reason.
-        let _ = self.sender.send(notice);
-        self.waker.wake();
+        if let Err(TrySendError::Full(notice)) = self.0.try_send(notice) {
+            tracing::warn!(?notice, "the agent says more than is listened to");
+        }
     }
 }
 

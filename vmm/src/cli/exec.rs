@@ -2,12 +2,11 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use vmm_client::{Control, GenerationTag};
-use vmm_events::{Answer, Interest, Poller, Waker};
+use vmm_events::{Answer, Interest, Poller, inbox};
 
 use super::ending;
 use super::flags::ExecFlags;
@@ -73,11 +72,10 @@ impl Exec {
             Signals::collect(&numbers).map_err(|source| Error::Host("signals", source))?;
         let mut poller = Poller::new()?;
         let signals = poller.register(signals, Interest::READ, Token::Signal)?;
-        let waker = Waker::new()?;
-        let woken = poller.register(waker.clone(), Interest::READ, Token::Progress)?;
-        let (sender, progress) = channel();
+        let (sender, progress) = inbox(stream::WORDS)?;
+        let progress = poller.register(progress, Interest::READ, Token::Progress)?;
         let asked = ending::asked(&request);
-        stream::spawn(socket, tag, request, output, sender, waker)
+        stream::spawn(socket, tag, request, output, sender)
             .map_err(|source| Error::Host("a thread", source))?;
         let mut control: Option<Control> = None;
         // What came for the command before there was one: each once, as the kernel keeps them.
@@ -118,9 +116,9 @@ impl Exec {
                         }
                     }
                     Token::Progress => {
-                        woken.inner().drain();
-                        while let Ok(progress) = progress.try_recv() {
-                            match progress {
+                        let mut turn = progress.inner().turn();
+                        for word in turn.by_ref() {
+                            match word {
                                 Progress::Asked(handle) => {
                                     for number in early.drain(..) {
                                         let _ = handle.signal(number);
@@ -131,6 +129,9 @@ impl Exec {
                                     return conclude(finished, &asked, signal);
                                 }
                             }
+                        }
+                        if turn.is_over() {
+                            return Err(Error::Ended(stream::SILENT.to_owned()));
                         }
                     }
                 }

@@ -2,12 +2,11 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
 
 use vmm_client::{Control, Deadlines, Ended, Event, GenerationTag, Session};
-use vmm_events::Waker;
+use vmm_events::Sender;
 use vmm_protocol::{CancelReason, ExecRequest};
 
 use super::output::Output;
@@ -33,8 +32,14 @@ pub enum Finished {
     NoSession(String),
 }
 
+/// Words that a thread says at most: see [`Progress`].
+pub const WORDS: usize = 2;
+
+/// Of an exec thread that ended without saying how.
+pub const SILENT: &str = "the thread that streams the output has ended without a word";
+
 /// Runs `request` in the life that `tag` names on a thread of its own, which writes to `output`. What it has to say goes
-/// to `progress`, and `waker` is woken after each word.
+/// to `progress`, an inbox of [`WORDS`].
 ///
 /// # Errors
 /// When the host has no thread left.
@@ -44,12 +49,10 @@ pub fn spawn(
     request: ExecRequest,
     output: Output,
     progress: Sender<Progress>,
-    waker: Waker,
 ) -> io::Result<()> {
     let report = move |word| {
         // Whoever listens outlives this thread, or the process ends.
-        let _ = progress.send(word);
-        waker.wake();
+        let _ = progress.try_send(word);
     };
     thread::Builder::new()
         .name("exec".to_owned())

@@ -1,6 +1,6 @@
 use std::io::{Read, Write};
-use std::sync::mpsc::{Receiver, channel};
 
+use vmm_events::{Inbox, inbox};
 use vmm_protocol::control::{AgentControl, ControlEvent};
 
 use super::*;
@@ -9,16 +9,12 @@ struct Rig {
     poller: Poller<()>,
     control: Control,
     slot: Slot,
-    notices: Receiver<Notice>,
+    notices: Inbox<Notice>,
     ready: Arc<AtomicBool>,
 }
 
 fn rig() -> Rig {
-    let (sender, notices) = channel();
-    let notice = Notices {
-        sender,
-        waker: Waker::new().unwrap(),
-    };
+    let (sender, notices) = inbox(NOTICES).unwrap();
     let identity = Identity {
         generation: GenerationId {
             counter: 3,
@@ -28,7 +24,7 @@ fn rig() -> Rig {
         machine_id: [7; 16],
     };
     let ready = Arc::new(AtomicBool::new(false));
-    let control = Control::new(identity, notice, ready.clone());
+    let control = Control::new(identity, Notices(sender), ready.clone());
     Rig {
         poller: Poller::new().unwrap(),
         control,
@@ -95,12 +91,12 @@ fn hello_is_answered_with_the_life_and_ready_opens_the_fence() {
 
     agent.ready();
     talk(&mut rig, &mut stream, &mut agent);
-    assert_eq!(rig.notices.try_recv(), Ok(Notice::Ready));
+    assert_eq!(rig.notices.turn().next(), Some(Notice::Ready));
     assert!(rig.ready.load(Ordering::Acquire));
 
     drop(stream);
     rig.round();
-    assert!(matches!(rig.notices.try_recv(), Ok(Notice::Lost(_))));
+    assert!(matches!(rig.notices.turn().next(), Some(Notice::Lost(_))));
     assert!(
         !rig.ready.load(Ordering::Acquire),
         "a new session needs a live agent"
@@ -113,7 +109,7 @@ fn se01_garbage_ends_the_connection_and_a_new_one_is_taken() {
     let mut stream = rig.dial();
     stream.write_all(&[0xff; 64]).unwrap();
     rig.round();
-    assert!(matches!(rig.notices.try_recv(), Ok(Notice::Lost(_))));
+    assert!(matches!(rig.notices.turn().next(), Some(Notice::Lost(_))));
     assert_eq!(rig.poller.registered(), 0);
 
     let mut stream = rig.dial();
@@ -132,8 +128,19 @@ fn silence_ends_at_the_hello_deadline() {
     let wait = rig.control.timeout(now).unwrap();
     assert!(wait <= Duration::from_secs(5));
     rig.control.tick(now);
-    assert!(rig.notices.try_recv().is_err());
+    assert_eq!(rig.notices.turn().next(), None);
     rig.control.tick(now + wait + Duration::from_millis(1));
-    assert!(matches!(rig.notices.try_recv(), Ok(Notice::Lost(_))));
+    assert!(matches!(rig.notices.turn().next(), Some(Notice::Lost(_))));
     assert_eq!(rig.control.timeout(now), None);
+}
+
+#[test]
+fn ho04_an_agent_that_dials_and_hangs_up_for_ever_leaves_a_bounded_number_of_notices() {
+    let mut rig = rig();
+    for _ in 0..10 * NOTICES {
+        drop(rig.dial());
+        rig.round();
+    }
+    assert_eq!(rig.notices.turn().count(), NOTICES);
+    assert_eq!(rig.poller.registered(), 0);
 }

@@ -1,16 +1,15 @@
 //! A machine with an agent in it, running in a thread of its own.
 
-use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use vmm_devices::console::ConsoleLog;
 use vmm_devices::vsock::Fence;
-use vmm_events::Waker;
+use vmm_events::{Inbox, Waker, inbox};
 use vmm_snapshot::Generation;
 
 use super::{Error, HostPorts};
 use crate::bus::Console;
-use crate::control::{Identity, Notice, Notices};
+use crate::control::{Identity, NOTICES, Notice, Notices};
 use crate::exits::{ExitReason, Metrics};
 use crate::machine::{self, Config, Handle, Machine, MachineThread, Vsock};
 use crate::sandbox::{Life, LogFile};
@@ -19,10 +18,9 @@ use crate::sandbox::{Life, LogFile};
 pub(super) struct Guest {
     handle: Handle,
     thread: Option<MachineThread>,
-    pub(super) notices: Receiver<Notice>,
+    /// What its agent has to say; taken by whoever watches it.
+    pub(super) notices: Option<Inbox<Notice>>,
     pub(super) log: ConsoleLog,
-    /// Woken after each notice.
-    pub(super) noticed: Waker,
     /// Woken when the machine has ended.
     pub(super) ended: Waker,
     pub(super) has_agent: bool,
@@ -37,8 +35,8 @@ impl Guest {
         host_ports: HostPorts,
         kept: Option<LogFile>,
     ) -> Result<Self, Error> {
-        let (sender, notices) = channel();
-        let (noticed, ended) = (Waker::new()?, Waker::new()?);
+        let (sender, notices) = inbox(NOTICES)?;
+        let ended = Waker::new()?;
         let has_agent = config.agent.is_some();
         let identity = Identity {
             generation: life.id(),
@@ -53,10 +51,7 @@ impl Guest {
                 require_generation,
             },
             host_ports,
-            agent: has_agent.then(|| {
-                let waker = noticed.clone();
-                (identity, Notices { sender, waker })
-            }),
+            agent: has_agent.then_some((identity, Notices(sender))),
         });
         let handle = Handle::new()?;
         let log = ConsoleLog::default();
@@ -74,9 +69,8 @@ impl Guest {
         Ok(Self {
             handle,
             thread: Some(thread),
-            notices,
+            notices: Some(notices),
             log,
-            noticed,
             ended,
             has_agent,
         })

@@ -16,14 +16,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 use vmm_client::{Control, Ended, GenerationTag};
 use vmm_devices::console::ConsoleLog;
-use vmm_events::{Answer, Interest, Poller, Source, Waker};
+use vmm_events::{Answer, Inbox, Interest, Poller, Source, Waker, inbox};
 use vmm_protocol::{CancelReason, ExecRequest};
 
 use crate::api::{self, Server};
@@ -157,12 +156,13 @@ type Start = Box<dyn FnOnce() -> io::Result<()>>;
 struct Supervisor {
     poller: Poller<Token>,
     signals: Source<Signals>,
-    wakers: [Source<Waker>; 3],
+    machine: Source<Waker>,
+    notices: Option<Source<Inbox<Notice>>>,
     _parent: Option<Source<OwnedFd>>,
     api: Server<Token>,
     waiting: Vec<u64>,
     guest: Guest,
-    progress: Receiver<Progress>,
+    progress: Option<Source<Inbox<Progress>>>,
     start: Option<Start>,
     phase: Phase,
     /// When waiting ends whatever has not happened by then.
@@ -195,8 +195,6 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
         Some(_) => status::TOOL,
         None => status::FAILED,
     };
-    let (progress_sender, progress) = channel();
-    let exec_waker = Waker::new()?;
     let poller = Poller::new()?;
     let api = Server::bind(&life.control(), poller.registrar(), Token::Api)
         .map_err(|source| Error::Host("the control socket", source))?;
@@ -207,40 +205,44 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
         plan.host_ports,
         plan.console,
     );
-    let guest = match guest {
+    let mut guest = match guest {
         Ok(guest) => guest,
         Err(error) => {
             conclude(&mut life, &failed(&error, failure, None));
             return Err(error);
         }
     };
-    let watch = |waker: &Waker, token| poller.register(waker.clone(), Interest::READ, token);
-    let wakers = [
-        watch(&guest.noticed, Token::Notice)?,
-        watch(&exec_waker, Token::Exec)?,
-        watch(&guest.ended, Token::Machine)?,
-    ];
+    let machine = poller.register(guest.ended.clone(), Interest::READ, Token::Machine)?;
+    let notices = match guest.notices.take() {
+        Some(notices) if guest.has_agent => {
+            Some(poller.register(notices, Interest::READ, Token::Notice)?)
+        }
+        _ => None,
+    };
     let signals = poller.register(signals, Interest::READ, Token::Signal)?;
     let parent = match plan.parent {
         Some(parent) => Some(poller.register(parent, Interest::READ, Token::Parent)?),
         None => None,
     };
     let mut asked = [String::new(), String::new()];
-    let start = plan.workload.map(|Workload { request, output }| {
+    let mut progress = None;
+    let mut start = None;
+    if let Some(Workload { request, output }) = plan.workload {
+        let (sender, words) = inbox(stream::WORDS)?;
+        progress = Some(poller.register(words, Interest::READ, Token::Exec)?);
         asked = ending::asked(&request);
         let socket = life.vsock();
         let tag = GenerationTag::new(life.id(), life.generation().nonce().bytes());
-        let start: Start = Box::new(move || {
-            stream::spawn(socket, tag, request, output, progress_sender, exec_waker)
-        });
-        start
-    });
+        let spawn: Start = Box::new(move || stream::spawn(socket, tag, request, output, sender));
+        start = Some(spawn);
+    }
     let began = Instant::now();
     let mut supervisor = Supervisor {
         deadline: guest.has_agent.then(|| began + plan.ready_timeout),
         poller,
         signals,
-        wakers,
+        machine,
+        notices,
         _parent: parent,
         api,
         waiting: Vec::new(),
@@ -488,7 +490,7 @@ impl Supervisor {
             return Ok(None);
         };
         // The waker stays readable: out of the loop with it.
-        self.wakers[2].modify(Interest::NONE)?;
+        self.machine.modify(Interest::NONE)?;
         let reason = ended(reason?, &self.guest.log);
         let why = match self.down.take() {
             Some(down) => format!("{reason}: the agent went down: {down}"),
@@ -525,8 +527,7 @@ impl Supervisor {
     }
 
     fn on_notice(&mut self, life: &Life) -> Result<Option<Done>, Error> {
-        self.guest.noticed.drain();
-        while let Ok(notice) = self.guest.notices.try_recv() {
+        while let Some(notice) = next(self.notices.as_ref()) {
             match notice {
                 Notice::Ready if matches!(self.phase, Phase::Booting) => self.become_ready(life)?,
                 Notice::Ready => tracing::debug!("the agent is ready again"),
@@ -541,8 +542,7 @@ impl Supervisor {
     }
 
     fn on_progress(&mut self) -> Result<Option<Done>, Error> {
-        self.wakers[1].inner().drain();
-        while let Ok(progress) = self.progress.try_recv() {
+        while let Some(progress) = next(self.progress.as_ref()) {
             match progress {
                 // On its way down it stays there.
                 Progress::Asked(control) if matches!(self.phase, Phase::Running(_)) => {
@@ -555,7 +555,11 @@ impl Supervisor {
                 }
             }
         }
-        Ok(None)
+        let words = self.progress.as_ref().map(|words| words.inner().turn());
+        match words.is_some_and(|turn| turn.is_over()) {
+            true => Err(self.lost(stream::SILENT.to_owned())),
+            false => Ok(None),
+        }
     }
 
     /// The status of a workload that has ended, with a word on what the status alone does not say.
@@ -627,6 +631,11 @@ impl Supervisor {
             lines => Error::Ended(format!("{why}\nlast lines of its console:\n{lines}")),
         }
     }
+}
+
+/// One item, which may change whoever holds the inbox; what is left is woken for, or taken by the next call.
+fn next<T>(inbox: Option<&Source<Inbox<T>>>) -> Option<T> {
+    inbox?.inner().turn().next()
 }
 
 /// A machine's end, with the panic that its console tells of: most kernels panic before, or without, a driver for
