@@ -5,7 +5,8 @@
 //!   device  streams through the vsock device alone, both ways, beside a socket pair that carries the same
 //!   size    the monitor's own memory with an idle guest, and what the binaries take on disk
 //!   exec    commands in a running sandbox by every way in, beside the bare cost of a process and of a round trip
-//!   stream  a workload in a stock guest: its first byte, and its uncapped output, beside the same over the peer
+//!   start   a fresh machine to its first workload's first byte, beside the same agent in the peer's machine
+//!   stream  a workload in a stock guest: its uncapped output, beside the same over the peer
 //! ```
 
 mod boot;
@@ -14,6 +15,7 @@ mod device;
 mod exec;
 mod report;
 mod size;
+mod start;
 mod stats;
 mod stream;
 
@@ -47,8 +49,11 @@ pub enum Bench {
     /// Commands in a running sandbox, in the nest where the host's KVM has no hardware behind it: by `vmm exec`, over a
     /// pooled session, twenty at once, beside a bare process and a bare round trip in the same guest.
     Exec(exec::Arguments),
-    /// A workload in a stock guest, in the nest where the host's KVM has no hardware behind it: spawn to its first
-    /// byte, and the throughput of its output.
+    /// A fresh machine with a stock kernel, in the nest where the host's KVM has no hardware behind it: spawn to the
+    /// first byte of its first workload.
+    Start(start::Arguments),
+    /// A workload in a stock guest, in the nest where the host's KVM has no hardware behind it: the throughput of its
+    /// output.
     Stream(stream::Arguments),
 }
 
@@ -63,6 +68,7 @@ pub fn run(place: &Place, bench: Bench) -> Result<u8> {
         Bench::Device(arguments) => device::run(place, &arguments),
         Bench::Size => size::run(place),
         Bench::Exec(arguments) => exec::run(place, &arguments),
+        Bench::Start(arguments) => start::run(place, &arguments),
         Bench::Stream(arguments) => stream::run(place, arguments),
     }
     .map(|()| 0)

@@ -64,19 +64,7 @@ impl Sandbox {
 
     /// An established connection to a port of a workload.
     pub fn connect(&self, port: u32) -> Result<UnixStream> {
-        let mut stream = UnixStream::connect(&self.socket)?;
-        stream.set_read_timeout(Some(DEADLINE))?;
-        stream.set_write_timeout(Some(DEADLINE))?;
-        stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
-        let mut line = Vec::new();
-        let mut byte = [0];
-        while line.last() != Some(&b'\n') && stream.read(&mut byte)? == 1 {
-            line.push(byte[0]);
-        }
-        if !line.starts_with(b"OK ") {
-            return Err(format!("port {port}: {:?}", String::from_utf8_lossy(&line)).into());
-        }
-        Ok(stream)
+        handshake(UnixStream::connect(&self.socket)?, port)
     }
 }
 
@@ -84,6 +72,22 @@ impl Drop for Sandbox {
     fn drop(&mut self) {
         let _ = good(verb(&self.vmm, "rm", self.folder.path()).arg("-f"));
     }
+}
+
+/// Asks a monitor's socket for a port of its guest.
+pub fn handshake(mut stream: UnixStream, port: u32) -> Result<UnixStream> {
+    stream.set_read_timeout(Some(DEADLINE))?;
+    stream.set_write_timeout(Some(DEADLINE))?;
+    stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while line.last() != Some(&b'\n') && stream.read(&mut byte)? == 1 {
+        line.push(byte[0]);
+    }
+    if !line.starts_with(b"OK ") {
+        return Err(format!("port {port}: {:?}", String::from_utf8_lossy(&line)).into());
+    }
+    Ok(stream)
 }
 
 fn verb(vmm: &Path, verb: &str, folder: &Path) -> Command {

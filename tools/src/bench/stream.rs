@@ -1,5 +1,4 @@
-//! A workload in a stock guest: time to its first byte and throughput of its uncapped output, beside the same
-//! pipeline over a peer, interleaved.
+//! A workload in a stock guest: throughput of its uncapped output, beside the same pipeline over a peer, interleaved.
 //!
 //! ```text
 //!   outside   builds, makes the peer's initramfs, starts one machine ──> inside (this program again)
@@ -8,8 +7,9 @@
 //!             C  vmm run --output-limit none -- sh -c 'PROGRAM | cat'
 //! ```
 //!
-//! All start guests of the same kernel, userland and memory. Timed are the first byte from the spawn on, and the
-//! bytes from the first to the last. A and B are compared: in both the program writes to a pipe, and what reads that
+//! All start guests of the same kernel, userland and memory. Timed are the bytes from the first to the last; the
+//! first byte from the spawn on is shown beside them, but the peer's guest has no agent to wait for here: `bench start`
+//! compares that. A and B are compared: in both the program writes to a pipe, and what reads that
 //! pipe, the agent there and `cat` here, writes to vsock. C has one pipe more than B, and is shown beside them.
 
 use std::io::Read;
@@ -36,8 +36,6 @@ use crate::say;
 
 /// Throughput: at least this many times the peer's.
 const TARGET: f64 = 1.5;
-/// Time to the first byte: at most this many times the peer's.
-const FIRST_TARGET: f64 = 1.0;
 /// A guest that has not sent its first byte by then never will.
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -104,7 +102,7 @@ struct Report {
     peer: Option<String>,
     program: String,
     samples: Samples,
-    /// Of our time to the first byte to the peer's.
+    /// Of our time to the first byte to that of the peer's guest, which has no agent.
     first: Option<Ratio>,
     /// Of the peer's throughput to ours: its inverse is how many times as fast we are.
     throughput: Option<Ratio>,
@@ -168,12 +166,6 @@ pub fn run(place: &Place, arguments: Arguments) -> Result<()> {
     tell(&report)?;
     say::step(format!("samples are in {}", path.display()));
     let mut missed = Vec::new();
-    if let Some(ratio) = report.first.filter(|ratio| ratio.upper_95 > FIRST_TARGET) {
-        missed.push(format!(
-            "first byte: {:.2} of the peer is above {FIRST_TARGET:.2}",
-            ratio.upper_95
-        ));
-    }
     if let Some(ratio) = report.throughput.filter(|r| 1.0 / r.upper_95 < TARGET) {
         missed.push(format!(
             "throughput: {:.2} times the peer is below {TARGET:.2}",
@@ -202,7 +194,7 @@ fn tell(report: &Report) -> Result<()> {
     }
     if let (Some(first), Some(throughput)) = (&report.first, &report.throughput) {
         say::data(format!(
-            "first byte at {:.2} of the peer's time, below {:.2} with 95 % (target {FIRST_TARGET:.2})",
+            "first byte at {:.2} of the time of a guest without an agent, below {:.2} with 95 %",
             first.median, first.upper_95
         ))?;
         say::data(format!(
