@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 /// Default command line of a guest with our agent.
 ///
 /// The serial driver is told that there is no port, since a byte through it costs an exit; the early console
-/// stays for what `quiet` lets through: errors and panics, which belong in the console log. There is no PCI bus to be
-/// scanned, and the kernel's own ciphers need no test at each boot. Resets go through the ACPI register: kernels
-/// that find no firmware tables of a real machine have been seen to jump into a BIOS that is not there.
-pub const CMDLINE_AGENT: &str = "earlycon=uart8250,io,0x3f8 keep_bootcon quiet 8250.nr_uarts=0 panic=-1 reboot=acpi pci=off cryptomgr.notests rdinit=/.vmm/agent";
+/// stays for what `quiet` lets through: errors and panics, which belong in the console log. `quiet` comes first: a
+/// console that is enabled before it replays all that was said until then. There is no PCI bus to be scanned, and the
+/// kernel's own ciphers need no test at each boot. Resets go through the ACPI register: kernels that find no firmware
+/// tables of a real machine have been seen to jump into a BIOS that is not there.
+pub const CMDLINE_AGENT: &str = "quiet earlycon=uart8250,io,0x3f8 keep_bootcon 8250.nr_uarts=0 panic=-1 reboot=acpi pci=off cryptomgr.notests rdinit=/.vmm/agent";
 /// Default command line of a guest with its own init, whose console is watched.
 pub const CMDLINE_CONSOLE: &str = "console=ttyS0 panic=-1 reboot=acpi pci=off cryptomgr.notests";
 

@@ -8,6 +8,9 @@
 //!
 //! Both start the same kernel file with the same command line, the same initramfs and the same agent in it, and end
 //! when this program holds the byte. Readiness comes by events on both sides.
+//!
+//! The kernel takes a machine whose monitor was killed apart behind its back, for a tenth of a second of whoever comes
+//! next: each start waits until the last machine is gone for good.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -47,6 +50,8 @@ struct Plan {
     peer: Option<PathBuf>,
     memory_mib: u32,
     rounds: u32,
+    #[serde(skip, default = "Settled::now")]
+    settled: Settled,
 }
 
 /// A value a round, in milliseconds.
@@ -109,6 +114,7 @@ impl Plan {
         command.arg("--initramfs").arg(&self.initramfs);
         command.arg("--").args(argv);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
+        self.settled.wait()?;
         let spawned = Instant::now();
         Ok((Ended(command.spawn()?), spawned))
     }
@@ -128,6 +134,41 @@ impl Plan {
             return Err(format!("vmm run of {ARGV:?} said {text:?}").into());
         }
         Ok(first - spawned)
+    }
+}
+
+/// How many machines the kernel had before the first of ours. Each holds on to its module until it is gone.
+#[derive(Clone, Copy)]
+struct Settled {
+    machines: u64,
+}
+
+impl Settled {
+    fn now() -> Self {
+        let modules = ["kvm_amd", "kvm_intel"];
+        let count = modules.iter().filter_map(|module| {
+            let path = format!("/sys/module/{module}/refcnt");
+            std::fs::read_to_string(path)
+                .ok()?
+                .trim()
+                .parse::<u64>()
+                .ok()
+        });
+        Self {
+            machines: count.sum(),
+        }
+    }
+
+    /// The kernel sends no event for this; nothing is timed meanwhile.
+    fn wait(self) -> Result<()> {
+        let began = Instant::now();
+        while Self::now().machines > self.machines {
+            if began.elapsed() > DEADLINE {
+                return Err(format!("the last machine is still there after {DEADLINE:?}").into());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
     }
 }
 
@@ -162,6 +203,7 @@ impl Drop for Ended {
 /// The peer, and what it is started with.
 struct Peer {
     program: PathBuf,
+    settled: Settled,
     folder: tempfile::TempDir,
 }
 
@@ -169,6 +211,7 @@ impl Peer {
     fn new(program: &Path, plan: &Plan, cmdline: &str) -> Result<Self> {
         let peer = Self {
             program: program.into(),
+            settled: plan.settled,
             // Below /tmp for its length: a socket's path has 107 bytes.
             folder: tempfile::tempdir_in("/tmp")?,
         };
@@ -210,6 +253,7 @@ impl Peer {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
+        self.settled.wait()?;
         let spawned = Instant::now();
         let _peer = Ended(command.spawn()?);
         wait_readable(&listener)?;
