@@ -1,5 +1,8 @@
 //! The command line: what `vmm` is told, and the status that it leaves with.
 
+#[macro_use]
+mod lazy;
+
 mod background;
 mod doctor;
 pub(crate) mod ending;
@@ -21,7 +24,7 @@ mod verbs;
 use std::ffi::OsString;
 use std::io::Write;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 
 /// A KVM microVM monitor with an integrated guest agent.
 #[derive(Debug, Parser)]
@@ -31,34 +34,33 @@ struct Cli {
     verb: Verb,
 }
 
-#[derive(Debug, Subcommand)]
-enum Verb {
+verbs! {
     /// Boot a sandbox, run a command in it, and leave with the command's status
-    Run(Box<run::Run>),
+    "run" Run(Box<run::Run>)
     /// Boot a sandbox that stays
-    Start(Box<start::Start>),
+    "start" Start(Box<start::Start>)
     /// Run a command in a sandbox
-    Exec(Box<exec::Exec>),
+    "exec" Exec(Box<exec::Exec>)
     /// List sandboxes
-    Ps(verbs::Ps),
+    "ps" Ps(verbs::Ps)
     /// Print all that is known of a sandbox
-    Inspect(verbs::Inspect),
+    "inspect" Inspect(verbs::Inspect)
     /// Print what a sandbox wrote
-    Logs(verbs::Logs),
+    "logs" Logs(verbs::Logs)
     /// Print a sandbox's counters
-    Metrics(verbs::Metrics),
+    "metrics" Metrics(verbs::Metrics)
     /// Wait for a sandbox's end and print its status
-    Wait(verbs::Wait),
+    "wait" Wait(verbs::Wait)
     /// End a sandbox gracefully, then at once
-    Stop(verbs::Stop),
+    "stop" Stop(verbs::Stop)
     /// End a sandbox at once
-    Kill(verbs::Kill),
+    "kill" Kill(verbs::Kill)
     /// Remove a sandbox that does not run, with its logs and records
-    Rm(verbs::Rm),
+    "rm" Rm(verbs::Rm)
     /// Say what this host can do, and the command that mends what it cannot
-    Doctor(doctor::Doctor),
+    "doctor" Doctor(doctor::Doctor)
     /// Print a completion script for a shell
-    Completion(verbs::Completion),
+    "completion" Completion(verbs::Completion)
 }
 
 fn command() -> clap::Command {

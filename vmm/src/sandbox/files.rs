@@ -25,7 +25,8 @@ pub fn write_json(path: &Path, value: &Value) -> Result<(), Error> {
             .truncate(true)
             .mode(0o600)
             .open(&new)?;
-        writeln!(file, "{value:#}")?;
+        // At once: formatted into the file, each brace of it would be a system call.
+        file.write_all(format!("{value:#}\n").as_bytes())?;
         fs::rename(&new, path)
     })();
     written.map_err(|source| {
