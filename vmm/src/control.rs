@@ -198,7 +198,7 @@ impl Control {
                     self.notices
                         .tell(Notice::Down(format!("{}: {message}", reason.name())));
                 }
-                HostEvent::Pong { .. } => {}
+                HostEvent::Pong { .. } | HostEvent::Counters { .. } => {}
             }
         }
         while !link.machine.outgoing().is_empty() {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use vmm_events::{Answer, Event, Interest, Poller, Registrar, Source, TimerId, Timers};
-use vmm_protocol::{CancelReason, GoodbyeCode, Life, ReadyStage, Stream};
+use vmm_protocol::{AgentCounters, CancelReason, GoodbyeCode, Life, ReadyStage, Stream};
 
 use crate::cgroup::{Hierarchy, Leaf};
 use crate::control::{Gone, Link, Word};
@@ -447,18 +447,39 @@ impl<'a, P: Platform> Agent<'a, P> {
     fn control_ready(&mut self) {
         let mut words = Vec::new();
         let now = self.now();
-        let result = self.link.ready(&mut words, now);
+        let mut result = self.link.ready(&mut words, now);
         for word in words {
             match word {
                 Word::PowerOff { grace_ns } => self.power_off(grace_ns),
                 Word::Life(life) => self.live(life),
                 Word::Confirmed => self.confirmed(),
+                Word::Counters => {
+                    let told = self.link.counters(self.counters());
+                    result = result.and(told);
+                }
             }
         }
         if let Err(gone) = result {
             self.control_gone(&gone);
         }
         self.arm_link();
+    }
+
+    fn counters(&self) -> AgentCounters {
+        let counters = self.poller.counters();
+        let sessions = self
+            .connections
+            .values()
+            .filter(|session| session.goes_on());
+        let execs = self.execs.values().filter(|exec| !exec.ended);
+        AgentCounters {
+            wakeups: counters.wakeups,
+            without_progress: counters.without_progress,
+            stale_events: counters.stale,
+            muted: counters.muted,
+            sessions: sessions.count() as u64,
+            execs: execs.count() as u64,
+        }
     }
 
     fn control_due(&mut self) {

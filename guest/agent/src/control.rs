@@ -17,7 +17,7 @@ use vmm_events::{Interest, Registrar, Source};
 use vmm_protocol::control::{AgentControl, ControlEvent};
 use vmm_protocol::limits::HELLO_DEADLINE_NS;
 use vmm_protocol::session::Violation;
-use vmm_protocol::{ControlToHost, DownReason, Life};
+use vmm_protocol::{AgentCounters, ControlToHost, DownReason, Life};
 
 use crate::agent::Token;
 use crate::init::identity::Unready;
@@ -74,6 +74,8 @@ pub(crate) enum Word {
     },
     /// The life is still the same, for everything that was asked so far.
     Confirmed,
+    /// What has been counted: [`Link::counters`] answers.
+    Counters,
 }
 
 impl Link {
@@ -152,6 +154,7 @@ impl Link {
                     words.push(match event {
                         ControlEvent::Life(life) => Word::Life(life),
                         ControlEvent::PowerOff { grace_ns } => Word::PowerOff { grace_ns },
+                        ControlEvent::Counters => Word::Counters,
                         // An answer to an earlier question says nothing of what was lost since.
                         ControlEvent::Confirmed { token } if self.asked != Some(token) => continue,
                         ControlEvent::Confirmed { .. } => {
@@ -177,6 +180,11 @@ impl Link {
     pub(crate) fn failed(&mut self, unready: &Unready) -> Result<(), Gone> {
         let errno = unready.errno.raw_os_error();
         self.say(|control| control.failed(unready.stage, errno, &unready.to_string()))
+    }
+
+    /// What was counted, as the monitor asked.
+    pub(crate) fn counters(&mut self, counters: AgentCounters) -> Result<(), Gone> {
+        self.say(|control| control.counters(counters))
     }
 
     /// Asks whether the life is still the same. If there is nobody to ask, the next life that is

@@ -77,6 +77,11 @@ impl Connection {
         self.session.deadline()
     }
 
+    /// True until it is on its way to its end.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.end == End::Open
+    }
+
     /// Ends it with a reason: that is the last that is written.
     pub(crate) fn end(&mut self, code: GoodbyeCode, message: &str) {
         self.session.goodbye(code, message);

@@ -11,6 +11,8 @@
 //!     | <--- confirmed --------------------- |
 //!     | <--- ping, power off --------------- |
 //!     | ---- pong, down -------------------> |
+//!     | <--- ask counters ------------------ |    once ready, one at a time
+//!     | ---- counters ---------------------> |    with the question's number
 //! ```
 //!
 //! The host trusts nothing that is said here: what it hears can only make it think worse of its own

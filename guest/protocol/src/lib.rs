@@ -108,9 +108,10 @@ pub use generation::GenerationId;
 pub use hello::{Hello, VERSIONS, Versions};
 pub use limits::{AGENT_PORT, CONTROL_PORT};
 pub use message::{
-    AgentMessage, ClientMessage, ClosedWhy, ControlToAgent, ControlToHost, DownReason, ExecRequest,
-    FrameKind, GoodbyeCode, InvalidRequest, Life, MessageError, OUTPUT_HEAD, Policy, ReadyStage,
-    RefusedCode, TooLarge, User, Winsize, max_payload, output_head,
+    AgentCounters, AgentMessage, ClientMessage, ClosedWhy, ControlToAgent, ControlToHost,
+    DownReason, ExecRequest, FrameKind, GoodbyeCode, InvalidRequest, Life, MessageError,
+    OUTPUT_HEAD, Policy, ReadyStage, RefusedCode, TooLarge, User, Winsize, max_payload,
+    output_head,
 };
 pub use wire::WireError;
 

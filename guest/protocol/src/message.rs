@@ -3,11 +3,13 @@
 mod agent;
 mod client;
 mod control;
+mod counters;
 mod request;
 
 pub use agent::{AgentMessage, ClosedWhy, GoodbyeCode, OUTPUT_HEAD, RefusedCode, output_head};
 pub use client::ClientMessage;
 pub use control::{ControlToAgent, ControlToHost, DownReason, Life, ReadyStage};
+pub use counters::AgentCounters;
 pub use request::{ExecRequest, InvalidRequest, Policy, User, Winsize};
 
 use crate::frame::{HEADER_LEN, Header};
@@ -129,6 +131,8 @@ frame_kinds! {
     Confirm = 0x85, 8;
     /// Agent to host: the answer to a ping.
     ControlPong = 0x86, 8;
+    /// Agent to host: the answer to ask counters.
+    Counters = 0x87, AgentCounters::PAYLOAD;
     /// Host to agent: a new life, with all that is new in it.
     Life = 0xc1, MAX_PAYLOAD;
     /// Host to agent: end the workloads within a time, then switch off.
@@ -137,6 +141,8 @@ frame_kinds! {
     ControlPing = 0xc3, 8;
     /// Host to agent: the answer to confirm.
     Confirmed = 0xc4, 32;
+    /// Host to agent: what have you counted.
+    AskCounters = 0xc5, 8;
 }
 
 /// Appends a whole frame: room for the header, the payload that `write` gives, then the header

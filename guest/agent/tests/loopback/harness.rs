@@ -23,7 +23,9 @@ use vmm_agent::init::identity::Unready;
 use vmm_agent::init::mounts;
 use vmm_agent::log::Log;
 use vmm_agent::platform::Platform;
-use vmm_protocol::{ControlToAgent, ControlToHost, Decoder, GenerationId, Life, VERSIONS};
+use vmm_protocol::{
+    AgentCounters, ControlToAgent, ControlToHost, Decoder, GenerationId, Life, VERSIONS,
+};
 
 use crate::client::Client;
 use crate::fake::FakeHierarchy;
@@ -228,6 +230,18 @@ impl Control {
         life.restore_count = generation.counter - 1;
         self.send(&ControlToAgent::Life(Box::new(life)));
         assert_eq!(self.next(), Some(ControlToHost::Ready(generation)));
+    }
+
+    /// Asks for the counters and waits for the answer.
+    pub fn counters(&mut self, number: u64) -> AgentCounters {
+        self.send(&ControlToAgent::AskCounters(number));
+        match self.next() {
+            Some(ControlToHost::Counters {
+                number: answered,
+                counters,
+            }) if answered == number => counters,
+            other => panic!("not counters but {other:?}"),
+        }
     }
 
     /// Waits for the question whether the life is still the same.

@@ -4,7 +4,7 @@ use crate::frame::Decoder;
 use crate::generation::GenerationId;
 use crate::hello::{VERSIONS, Versions};
 use crate::limits::HELLO_DEADLINE_NS;
-use crate::message::{ControlToAgent, ControlToHost, DownReason, Life, ReadyStage};
+use crate::message::{AgentCounters, ControlToAgent, ControlToHost, DownReason, Life, ReadyStage};
 use crate::session::{Inbound, Outgoing, Violation};
 
 /// Something that the host said, checked.
@@ -22,6 +22,8 @@ pub enum ControlEvent {
         /// What [`AgentControl::confirm`] gave.
         token: u64,
     },
+    /// The host asks for the counters: [`AgentControl::counters`] answers.
+    Counters,
 }
 
 /// The agent's side. Driven like [`ClientSession`](crate::session::ClientSession).
@@ -52,12 +54,21 @@ pub struct AgentControl {
     inbound: Inbound,
     out: Outgoing,
     token: u64,
+    /// The number of the host's last question.
+    number: u64,
+    /// It has no answer yet.
+    asked: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    AwaitLife { until: u64 },
-    Alive { generation: GenerationId },
+    AwaitLife {
+        until: u64,
+    },
+    Alive {
+        generation: GenerationId,
+        ready: bool,
+    },
     Ended,
 }
 
@@ -71,6 +82,8 @@ impl AgentControl {
             inbound: Inbound::new(Decoder::new()),
             out: Outgoing::default(),
             token: 0,
+            number: 0,
+            asked: false,
         };
         control.say(&ControlToHost::Hello {
             versions: VERSIONS,
@@ -82,14 +95,18 @@ impl AgentControl {
     /// The life that this connection belongs to, once it was told.
     pub fn generation(&self) -> Option<GenerationId> {
         match self.phase {
-            Phase::Alive { generation } => Some(generation),
+            Phase::Alive { generation, .. } => Some(generation),
             _ => None,
         }
     }
 
     /// Says that the life is applied and sessions are taken.
     pub fn ready(&mut self) {
-        if let Phase::Alive { generation } = self.phase {
+        if let Phase::Alive { generation, .. } = self.phase {
+            self.phase = Phase::Alive {
+                generation,
+                ready: true,
+            };
             self.say(&ControlToHost::Ready(generation));
         }
     }
@@ -117,6 +134,16 @@ impl AgentControl {
         self.token += 1;
         self.say(&ControlToHost::Confirm(self.token));
         self.token
+    }
+
+    /// Answers [`ControlEvent::Counters`]; where nothing was asked, nothing is said.
+    pub fn counters(&mut self, counters: AgentCounters) {
+        if std::mem::take(&mut self.asked) {
+            self.say(&ControlToHost::Counters {
+                number: self.number,
+                counters,
+            });
+        }
     }
 
     fn say(&mut self, message: &ControlToHost) {
@@ -190,6 +217,7 @@ impl AgentControl {
                     })?;
                     self.phase = Phase::Alive {
                         generation: life.generation,
+                        ready: false,
                     };
                     return Ok(Some(ControlEvent::Life(life)));
                 }
@@ -199,7 +227,9 @@ impl AgentControl {
                 (ControlToAgent::Ping(token), _) => self.say(&ControlToHost::Pong(token)),
                 (
                     ControlToAgent::Confirmed { token, generation },
-                    Phase::Alive { generation: ours },
+                    Phase::Alive {
+                        generation: ours, ..
+                    },
                 ) => {
                     if generation != ours {
                         return Err(Violation::Stale {
@@ -212,7 +242,18 @@ impl AgentControl {
                     }
                     return Ok(Some(ControlEvent::Confirmed { token }));
                 }
-                (ControlToAgent::Life(_) | ControlToAgent::Confirmed { .. }, _) => {
+                (ControlToAgent::AskCounters(number), Phase::Alive { ready: true, .. })
+                    if number > self.number && !self.asked =>
+                {
+                    (self.number, self.asked) = (number, true);
+                    return Ok(Some(ControlEvent::Counters));
+                }
+                (
+                    ControlToAgent::Life(_)
+                    | ControlToAgent::Confirmed { .. }
+                    | ControlToAgent::AskCounters(_),
+                    _,
+                ) => {
                     return Err(Violation::Order { kind, id });
                 }
             }

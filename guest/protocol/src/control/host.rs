@@ -5,7 +5,7 @@ use crate::generation::GenerationId;
 use crate::hello::VERSIONS;
 use crate::limits::HELLO_DEADLINE_NS;
 use crate::message::{
-    ControlToAgent, ControlToHost, DownReason, FrameKind, Life, ReadyStage, TooLarge,
+    AgentCounters, ControlToAgent, ControlToHost, DownReason, FrameKind, Life, ReadyStage, TooLarge,
 };
 use crate::session::{Inbound, Outgoing, Violation};
 
@@ -43,6 +43,13 @@ pub enum HostEvent {
         /// The ping's token.
         token: u64,
     },
+    /// The answer to [`HostControl::ask_counters`].
+    Counters {
+        /// The question's number.
+        number: u64,
+        /// What the agent says of itself.
+        counters: AgentCounters,
+    },
 }
 
 /// The host's side. Driven like [`ClientSession`](crate::session::ClientSession).
@@ -52,6 +59,10 @@ pub struct HostControl {
     inbound: Inbound,
     out: Outgoing,
     token: u64,
+    /// The number of the last question.
+    number: u64,
+    /// It has no answer yet.
+    asked: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +88,8 @@ impl HostControl {
             inbound: Inbound::new(Decoder::new()),
             out: Outgoing::default(),
             token: 0,
+            number: 0,
+            asked: false,
         }
     }
 
@@ -107,6 +120,18 @@ impl HostControl {
         self.token += 1;
         self.say(&ControlToAgent::Ping(self.token))?;
         Ok(self.token)
+    }
+
+    /// Asks for the agent's counters; the answer has this number. `None`, and nothing is asked, while
+    /// the agent is not ready or owes the answer to the last question.
+    pub fn ask_counters(&mut self) -> Result<Option<u64>, TooLarge> {
+        if !self.ready() || self.asked {
+            return Ok(None);
+        }
+        self.say(&ControlToAgent::AskCounters(self.number + 1))?;
+        self.number += 1;
+        self.asked = true;
+        Ok(Some(self.number))
     }
 
     fn say(&mut self, message: &ControlToAgent) -> Result<(), TooLarge> {
@@ -234,6 +259,12 @@ impl HostControl {
             }
             (ControlToHost::Pong(token), _) if token != 0 && token <= self.token => {
                 HostEvent::Pong { token }
+            }
+            (ControlToHost::Counters { number, counters }, _)
+                if self.asked && number == self.number =>
+            {
+                self.asked = false;
+                HostEvent::Counters { number, counters }
             }
             _ => return Err(Violation::Order { kind, id: 0 }),
         };

@@ -1,6 +1,6 @@
 use super::*;
 use crate::limits::HELLO_DEADLINE_NS;
-use crate::message::{ControlToAgent, ControlToHost, DownReason, Life, ReadyStage};
+use crate::message::{AgentCounters, ControlToAgent, ControlToHost, DownReason, Life, ReadyStage};
 use crate::session::Violation;
 use crate::{GenerationId, VERSIONS, Versions};
 
@@ -65,6 +65,40 @@ fn life_is_told_applied_confirmed_and_ended() {
     assert_eq!(host.next(), Ok(Some(down)));
 }
 
+/// Past ready.
+fn up() -> (AgentControl, HostControl) {
+    let (mut agent, mut host) = told();
+    agent.ready();
+    to_host(&mut agent, &mut host);
+    assert_eq!(host.next(), Ok(Some(HostEvent::Ready)));
+    (agent, host)
+}
+
+#[test]
+fn counters_are_asked_one_question_at_a_time_and_answered_by_number() {
+    let (_, mut unready) = told();
+    assert_eq!(unready.ask_counters(), Ok(None));
+    let (mut agent, mut host) = up();
+    for number in 1..=3 {
+        assert_eq!(host.ask_counters(), Ok(Some(number)));
+        assert_eq!(host.ask_counters(), Ok(None), "the answer is owed");
+        to_agent(&mut host, &mut agent);
+        assert_eq!(agent.next(), Ok(Some(ControlEvent::Counters)));
+        assert_eq!(agent.next(), Ok(None));
+        let counters = AgentCounters {
+            wakeups: 100 * number,
+            execs: number,
+            ..AgentCounters::default()
+        };
+        agent.counters(counters);
+        agent.counters(AgentCounters::default());
+        to_host(&mut agent, &mut host);
+        let answer = HostEvent::Counters { number, counters };
+        assert_eq!(host.next(), Ok(Some(answer)));
+        assert_eq!(host.next(), Ok(None), "one answer a question");
+    }
+}
+
 #[test]
 fn ti03_failure_reaches_the_host_with_its_stage() {
     let (mut agent, mut host) = told();
@@ -124,6 +158,10 @@ fn ho04_host_ends_the_connection_of_an_agent_out_of_order() {
         vec![hello.clone(), stale],
         vec![hello.clone(), ready.clone(), ready.clone()],
         vec![hello.clone(), ControlToHost::Pong(1)],
+        vec![counters(1)],
+        vec![hello.clone(), counters(1)],
+        vec![hello.clone(), ready.clone(), counters(0)],
+        vec![hello.clone(), ready.clone(), counters(1)],
         vec![
             hello,
             ready,
@@ -150,6 +188,10 @@ fn ho04_agent_ends_the_connection_of_a_host_out_of_order() {
         agent.next()
     };
     assert_eq!(say(2, &ControlToAgent::Ping(1)), Ok(None));
+    assert!(
+        say(2, &ControlToAgent::AskCounters(1)).is_err(),
+        "not ready"
+    );
     assert!(say(3, &ControlToAgent::Ping(1)).is_err());
     assert!(say(2, &ControlToAgent::Life(Box::new(life()))).is_err());
     let generation = life().generation;
@@ -164,6 +206,77 @@ fn ho04_agent_ends_the_connection_of_a_host_out_of_order() {
         .is_err(),
         "nobody asked"
     );
+}
+
+/// What one side makes of frames that the other one's machine would never have sent, from this sequence number on.
+macro_rules! hears {
+    ($machine:expr, $sequence:expr, $messages:expr) => {{
+        let machine = &mut $machine;
+        let mut results = Vec::new();
+        for (sequence, message) in ($sequence..).zip($messages) {
+            let mut bytes = Vec::new();
+            message.encode(sequence, &mut bytes).unwrap();
+            machine.space()[..bytes.len()].copy_from_slice(&bytes);
+            machine.filled(bytes.len(), 0);
+        }
+        loop {
+            match machine.next() {
+                Ok(Some(event)) => results.push(event),
+                Ok(None) => break Ok(results),
+                Err(violation) => break Err(violation),
+            }
+        }
+    }};
+}
+
+fn counters(number: u64) -> ControlToHost {
+    let counters = AgentCounters::default();
+    ControlToHost::Counters { number, counters }
+}
+
+#[test]
+fn ho04_questions_for_counters_out_of_turn_end_the_connection_at_the_agent() {
+    let ask = ControlToAgent::AskCounters;
+    let (mut agent, _) = up();
+    assert_eq!(hears!(agent, 2, [ask(7)]), Ok(vec![ControlEvent::Counters]));
+    agent.counters(AgentCounters::default());
+    assert_eq!(hears!(agent, 3, [ask(9)]), Ok(vec![ControlEvent::Counters]));
+    agent.counters(AgentCounters::default());
+    for (number, what) in [(9, "again"), (8, "an older one"), (0, "none")] {
+        let (mut agent, _) = up();
+        hears!(agent, 2, [ask(9)]).unwrap();
+        agent.counters(AgentCounters::default());
+        assert!(hears!(agent, 3, [ask(number)]).is_err(), "{what}");
+        assert_eq!(agent.next(), Ok(None), "nothing more is taken");
+    }
+    let (mut agent, _) = up();
+    assert!(hears!(agent, 2, [ask(0)]).is_err(), "no number");
+    let (mut agent, _) = up();
+    assert!(hears!(agent, 2, [ask(1), ask(2)]).is_err(), "two at a time");
+    let mut agent = AgentControl::new(0);
+    assert!(hears!(agent, 1, [ask(1)]).is_err(), "before the life");
+}
+
+#[test]
+fn ho04_counters_out_of_turn_end_the_connection_at_the_host() {
+    for (answers, what) in [
+        (vec![counters(2)], "of a question to come"),
+        (vec![counters(0)], "of none"),
+        (vec![counters(1), counters(1)], "twice"),
+    ] {
+        let (_, mut host) = up();
+        assert_eq!(host.ask_counters(), Ok(Some(1)));
+        assert!(hears!(host, 3, answers).is_err(), "{what}");
+        assert!(!host.ready());
+        assert_eq!(host.ask_counters(), Ok(None));
+    }
+    let (_, mut host) = up();
+    for number in 1..=2 {
+        assert_eq!(host.ask_counters(), Ok(Some(number)));
+        assert!(hears!(host, 2 + number, [counters(number)]).is_ok());
+    }
+    assert_eq!(host.ask_counters(), Ok(Some(3)));
+    assert!(hears!(host, 5, [counters(2)]).is_err(), "of an older one");
 }
 
 #[test]

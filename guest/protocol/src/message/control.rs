@@ -1,7 +1,7 @@
 //! The control connection: the agent dials the monitor, is told its life, and says when it is
 //! ready.
 
-use super::{FrameKind, MessageError, TooLarge, seal};
+use super::{AgentCounters, FrameKind, MessageError, TooLarge, seal};
 use crate::cause::wire_enum;
 use crate::frame::Frame;
 use crate::generation::GenerationId;
@@ -42,6 +42,13 @@ pub enum ControlToHost {
     Confirm(u64),
     /// The answer to a ping, with its token.
     Pong(u64),
+    /// The answer to [`ControlToAgent::AskCounters`].
+    Counters {
+        /// The question's number.
+        number: u64,
+        /// What the agent has counted.
+        counters: AgentCounters,
+    },
 }
 
 wire_enum! {
@@ -93,6 +100,9 @@ pub enum ControlToAgent {
         /// The life.
         generation: GenerationId,
     },
+    /// Answered by [`ControlToHost::Counters`] with the same number, which is larger than every one
+    /// before it.
+    AskCounters(u64),
 }
 
 /// Everything that is new in a life.
@@ -152,6 +162,7 @@ impl ControlToHost {
             Self::Down { .. } => FrameKind::Down,
             Self::Confirm(_) => FrameKind::Confirm,
             Self::Pong(_) => FrameKind::ControlPong,
+            Self::Counters { .. } => FrameKind::Counters,
         }
     }
 
@@ -174,6 +185,10 @@ impl ControlToHost {
                 } => writer.u8(*stage as u8).i32(*errno).text(message, MAX_TEXT),
                 Self::Down { reason, message } => writer.u8(*reason as u8).text(message, MAX_TEXT),
                 Self::Confirm(token) | Self::Pong(token) => writer.u64(*token),
+                Self::Counters { number, counters } => {
+                    counters.write(writer.u64(*number));
+                    writer
+                }
             };
         })
     }
@@ -203,6 +218,10 @@ impl ControlToHost {
                 },
                 FrameKind::Confirm => Self::Confirm(reader.u64("token")?),
                 FrameKind::ControlPong => Self::Pong(reader.u64("token")?),
+                FrameKind::Counters => Self::Counters {
+                    number: reader.u64("number")?,
+                    counters: AgentCounters::read(&mut reader)?,
+                },
                 _ => return Ok(None),
             }))
         };
@@ -219,6 +238,7 @@ impl ControlToAgent {
             Self::PowerOff { .. } => FrameKind::PowerOff,
             Self::Ping(_) => FrameKind::ControlPing,
             Self::Confirmed { .. } => FrameKind::Confirmed,
+            Self::AskCounters(_) => FrameKind::AskCounters,
         }
     }
 
@@ -226,7 +246,9 @@ impl ControlToAgent {
     pub fn encode(&self, sequence: u64, out: &mut Vec<u8>) -> Result<(), TooLarge> {
         seal(self.kind(), 0, sequence, out, |writer| match self {
             Self::Life(life) => life.write(writer),
-            Self::PowerOff { grace_ns: number } | Self::Ping(number) => {
+            Self::PowerOff { grace_ns: number }
+            | Self::Ping(number)
+            | Self::AskCounters(number) => {
                 writer.u64(*number);
             }
             Self::Confirmed { token, generation } => generation.write(writer.u64(*token)),
@@ -248,6 +270,7 @@ impl ControlToAgent {
                     token: reader.u64("token")?,
                     generation: GenerationId::read(&mut reader)?,
                 },
+                FrameKind::AskCounters => Self::AskCounters(reader.u64("number")?),
                 _ => return Ok(None),
             }))
         };

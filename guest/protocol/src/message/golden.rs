@@ -249,6 +249,20 @@ fn control_frames_are_those_of_the_specification() {
     );
     add("confirm", &ControlToHost::Confirm(1));
     add("pong", &ControlToHost::Pong(9));
+    add(
+        "counters",
+        &ControlToHost::Counters {
+            number: 5,
+            counters: AgentCounters {
+                wakeups: 1_000_000,
+                without_progress: 2,
+                stale_events: 3,
+                muted: 1,
+                sessions: 4,
+                execs: 300,
+            },
+        },
+    );
     vectors.check(|frame| ControlToHost::decode(frame).is_ok());
 
     let mut life = Life::new(GENERATION);
@@ -276,6 +290,7 @@ fn control_frames_are_those_of_the_specification() {
             generation: GENERATION,
         },
     );
+    add("ask_counters", &ControlToAgent::AskCounters(5));
     vectors.check(|frame| ControlToAgent::decode(frame).is_ok());
 }
 

@@ -213,7 +213,29 @@ fn to_host() -> impl Strategy<Value = ControlToHost> {
             .prop_map(|(reason, message)| ControlToHost::Down { reason, message }),
         any::<u64>().prop_map(ControlToHost::Confirm),
         any::<u64>().prop_map(ControlToHost::Pong),
+        (any::<u64>(), counters())
+            .prop_map(|(number, counters)| ControlToHost::Counters { number, counters }),
     ]
+}
+
+fn counters() -> impl Strategy<Value = AgentCounters> {
+    any::<[u64; 6]>().prop_map(
+        |[
+            wakeups,
+            without_progress,
+            stale_events,
+            muted,
+            sessions,
+            execs,
+        ]| AgentCounters {
+            wakeups,
+            without_progress,
+            stale_events,
+            muted,
+            sessions,
+            execs,
+        },
+    )
 }
 
 fn life() -> impl Strategy<Value = Life> {
@@ -241,6 +263,7 @@ fn to_agent() -> impl Strategy<Value = ControlToAgent> {
         life().prop_map(|life| ControlToAgent::Life(Box::new(life))),
         any::<u64>().prop_map(|grace_ns| ControlToAgent::PowerOff { grace_ns }),
         any::<u64>().prop_map(ControlToAgent::Ping),
+        any::<u64>().prop_map(ControlToAgent::AskCounters),
         (any::<u64>(), generation())
             .prop_map(|(token, generation)| ControlToAgent::Confirmed { token, generation }),
     ]

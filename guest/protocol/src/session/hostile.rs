@@ -5,11 +5,12 @@ use proptest::prelude::*;
 
 use super::tests::{end, hello};
 use super::*;
-use crate::control::{AgentControl, HostControl, HostEvent};
+use crate::control::{AgentControl, ControlEvent, HostControl, HostEvent};
 use crate::exec::{Exec, Settings};
 use crate::hello::VERSIONS;
 use crate::message::{
-    AgentMessage, ClientMessage, ControlToAgent, ControlToHost, ExecRequest, Life, Winsize,
+    AgentCounters, AgentMessage, ClientMessage, ControlToAgent, ControlToHost, ExecRequest, Life,
+    Winsize,
 };
 use crate::{CancelReason, Stream};
 
@@ -220,6 +221,7 @@ proptest! {
             ControlToHost::Hello { versions: VERSIONS, features: 0 },
             ControlToHost::Confirm(1),
             ControlToHost::Ready(generation),
+            ControlToHost::Counters { number: 1, counters: AgentCounters::default() },
             ControlToHost::Confirm(2),
         ];
         for (sequence, message) in (1..).zip(&script) {
@@ -231,6 +233,7 @@ proptest! {
             |host| loop {
                 match host.next() {
                     Ok(Some(HostEvent::Hello { .. })) => assert_eq!(host.live(&life()), Ok(())),
+                    Ok(Some(HostEvent::Ready)) => assert_eq!(host.ask_counters(), Ok(Some(1))),
                     Ok(Some(_)) => {}
                     Ok(None) => return true,
                     Err(_) => return false,
@@ -246,7 +249,9 @@ proptest! {
             ControlToAgent::Life(Box::new(life())),
             ControlToAgent::Ping(1),
             ControlToAgent::Confirmed { token: 1, generation },
+            ControlToAgent::AskCounters(1),
             ControlToAgent::PowerOff { grace_ns: 1 },
+            ControlToAgent::AskCounters(2),
         ];
         for (sequence, message) in (1..).zip(&script) {
             prop_assert!(message.encode(sequence, &mut bytes).is_ok());
@@ -257,6 +262,8 @@ proptest! {
             AgentControl::space, |agent, count| agent.filled(count, 0),
             |agent| loop {
                 match agent.next() {
+                    Ok(Some(ControlEvent::Life(_))) => agent.ready(),
+                    Ok(Some(ControlEvent::Counters)) => agent.counters(AgentCounters::default()),
                     Ok(Some(_)) => {}
                     Ok(None) => return true,
                     Err(_) => return false,
