@@ -39,14 +39,14 @@ impl Monitor {
         }
     }
 
-    /// Its counters, as `vmm metrics --json` prints them.
+    /// Its counters, as `vmm metrics --json` prints them, but for those of the agent: to tell them wakes the guest up.
     ///
     /// # Panics
     /// When it does not answer.
     pub fn metrics(&self) -> Value {
         let mut control = UnixStream::connect(&self.control).unwrap();
         control.set_read_timeout(Some(patience())).unwrap();
-        let request = b"{\"v\":1,\"op\":\"metrics\"}\n";
+        let request = b"{\"v\":1,\"op\":\"metrics\",\"agent\":false}\n";
         control.write_all(request).unwrap();
         let mut line = String::new();
         BufReader::new(control).read_line(&mut line).unwrap();

@@ -4,9 +4,12 @@
 //! vsock: guest dials CONTROL_PORT --> Slot --> Control{socket, HostControl} --> Notice to the owner
 //!                                               hello -> life(generation, time, entropy, identity)
 //!                                               ready -> the vsock fence opens the agent's port
+//! owner's bell --> Control::ask_counters --> agent --> Counted to the owner, within a time of ours
 //! ```
 //!
 //! What the agent says is believed of its own guest only: at worst a sandbox harms itself.
+
+mod counters;
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -20,6 +23,8 @@ use vmm_protocol::control::{HostControl, HostEvent};
 use vmm_protocol::{GenerationId, Life};
 
 use crate::exits::lock;
+use counters::Question;
+pub use counters::{COUNTED, Counted, Uncounted};
 
 /// What the agent is told of its life, but for time and entropy, which are drawn when it asks.
 #[derive(Clone, Debug)]
@@ -48,15 +53,29 @@ pub enum Notice {
 /// Notices that an owner may leave lying. A guest whose agent dials and hangs up, over and over, makes no more.
 pub const NOTICES: usize = 32;
 
-/// Where notices go: an inbox of [`NOTICES`].
+/// Where an owner hears of its agent.
 #[derive(Clone, Debug)]
-pub struct Notices(pub Sender<Notice>);
+pub struct Notices {
+    /// What happens to it: an inbox of [`NOTICES`].
+    pub news: Sender<Notice>,
+    /// One answer for each question for its counters, after a second at most: an inbox of [`COUNTED`].
+    pub counted: Sender<Counted>,
+}
 
 impl Notices {
     fn tell(&self, notice: Notice) {
         // An owner that no longer listens has its reason.
-        if let Err(TrySendError::Full(notice)) = self.0.try_send(notice) {
+        if let Err(TrySendError::Full(notice)) = self.news.try_send(notice) {
             tracing::warn!(?notice, "the agent says more than is listened to");
+        }
+    }
+
+    fn count(&self, counted: Counted) {
+        if let Err(TrySendError::Full(counted)) = self.counted.try_send(counted) {
+            tracing::error!(
+                ?counted,
+                "counters were asked for before the last were taken"
+            );
         }
     }
 }
@@ -71,6 +90,9 @@ pub(crate) struct Control {
     ready: Arc<AtomicBool>,
     started: Instant,
     link: Option<Link>,
+    /// The last one was lost.
+    lost: bool,
+    question: Question,
 }
 
 struct Link {
@@ -87,6 +109,8 @@ impl Control {
             ready,
             started: Instant::now(),
             link: None,
+            lost: false,
+            question: Question::default(),
         }
     }
 
@@ -108,6 +132,7 @@ impl Control {
                     machine,
                     interest: Interest::READ,
                 });
+                self.lost = false;
             }
             Err(error) => self.notices.tell(Notice::Lost(error.to_string())),
         }
@@ -115,17 +140,37 @@ impl Control {
 
     /// Time until [`Control::tick`] is due.
     pub(crate) fn timeout(&self, now: Instant) -> Option<Duration> {
-        let at = self.link.as_ref()?.machine.deadline()?;
+        let link = self.link.as_ref().and_then(|link| link.machine.deadline());
+        let at = link.into_iter().chain(self.question.deadline()).min()?;
         Some(Duration::from_nanos(at.saturating_sub(self.now(now))))
     }
 
-    /// Ends a connection that has missed its deadline.
+    /// Ends a connection, or a question, that has missed its deadline.
     pub(crate) fn tick(&mut self, now: Instant) {
         let now = self.now(now);
         if let Some(link) = &mut self.link
             && let Err(violation) = link.machine.tick(now)
         {
             self.lose(violation.to_string());
+        }
+        if self.question.deadline().is_some_and(|at| at <= now) {
+            self.question.give_up();
+            self.notices.count(Err(Uncounted::Late));
+        }
+    }
+
+    /// Asks the agent for its counters; the owner has one answer, whatever comes of it. While one is outstanding, that
+    /// is the answer to this question, too.
+    pub(crate) fn ask_counters(&mut self, now: Instant) {
+        let link = self.link.as_ref();
+        if !link.is_some_and(|link| link.machine.ready()) {
+            let why = match self.lost {
+                true => Uncounted::Gone,
+                false => Uncounted::NotReady,
+            };
+            self.notices.count(Err(why));
+        } else if self.question.open(self.now(now)) {
+            self.dispatch(Readiness::default(), now);
         }
     }
 
@@ -154,7 +199,7 @@ impl Control {
         Answer::Handled
     }
 
-    fn serve(&self, link: &mut Link, readiness: Readiness, now: u64) -> Result<(), String> {
+    fn serve(&mut self, link: &mut Link, readiness: Readiness, now: u64) -> Result<(), String> {
         if readiness.readable() {
             match rustix::io::read(link.source.inner(), link.machine.space()) {
                 Ok(0) => return Err("the agent closed its control connection".to_owned()),
@@ -198,7 +243,20 @@ impl Control {
                     self.notices
                         .tell(Notice::Down(format!("{}: {message}", reason.name())));
                 }
-                HostEvent::Pong { .. } | HostEvent::Counters { .. } => {}
+                HostEvent::Counters { number, counters } => {
+                    // One that comes too late is nobody's.
+                    if self.question.answered(number) {
+                        self.notices.count(Ok(counters));
+                    }
+                }
+                HostEvent::Pong { .. } => {}
+            }
+        }
+        if self.question.unsent() {
+            // None while the agent owes an answer that came, or will come, too late.
+            let number = link.machine.ask_counters();
+            if let Some(number) = number.map_err(|error| error.to_string())? {
+                self.question.sent(number);
             }
         }
         while !link.machine.outgoing().is_empty() {
@@ -236,8 +294,12 @@ impl Control {
 
     fn lose(&mut self, why: String) {
         self.link = None;
+        self.lost = true;
         self.ready.store(false, Ordering::Release);
         self.notices.tell(Notice::Lost(why));
+        if self.question.give_up() {
+            self.notices.count(Err(Uncounted::Gone));
+        }
     }
 
     fn now(&self, now: Instant) -> u64 {

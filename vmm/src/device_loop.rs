@@ -110,6 +110,19 @@ impl DeviceLoop {
         }
     }
 
+    fn on_bell(&mut self, outcome: &Outcome, now: Instant) {
+        let (power_off, counters) = outcome.take_asked();
+        let Some((control, _)) = &mut self.control else {
+            return;
+        };
+        if let Some(grace) = power_off {
+            control.power_off(grace, now);
+        }
+        if counters {
+            control.ask_counters(now);
+        }
+    }
+
     /// Serves the devices until the machine ends.
     pub(crate) fn run(&mut self, outcome: &Outcome) -> Result<ExitReason, Error> {
         loop {
@@ -130,11 +143,7 @@ impl DeviceLoop {
                         None => Answer::Unhandled,
                     },
                     Token::Bell => {
-                        if let Some(grace) = outcome.take_power_off()
-                            && let Some((control, _)) = &mut self.control
-                        {
-                            control.power_off(grace, now);
-                        }
+                        self.on_bell(outcome, now);
                         Answer::Handled
                     }
                     Token::Vsock(token) => self.vsock.as_mut().map_or(Answer::Unhandled, |vsock| {

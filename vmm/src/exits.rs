@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use vmm_events::Waker;
@@ -62,7 +62,9 @@ pub(crate) struct Outcome {
     waker: Waker,
     /// The time that workloads are left.
     power_off: Mutex<Option<Duration>>,
-    /// Wakes the loop to look at `power_off`.
+    /// The agent is to be asked for its counters.
+    counters: AtomicBool,
+    /// Wakes the loop to look at both.
     bell: Waker,
     metrics: Mutex<Metrics>,
     /// Not in `metrics`, which the device loop writes when it goes to sleep.
@@ -75,6 +77,7 @@ impl Outcome {
             reason: Mutex::new(None),
             waker,
             power_off: Mutex::default(),
+            counters: AtomicBool::new(false),
             bell,
             metrics: Mutex::default(),
             exits: AtomicU64::new(0),
@@ -87,10 +90,20 @@ impl Outcome {
         self.bell.wake();
     }
 
-    /// What was asked since the last call.
-    pub(crate) fn take_power_off(&self) -> Option<Duration> {
+    /// Has the device loop ask the agent for its counters.
+    pub(crate) fn ask_counters(&self) {
+        self.counters.store(true, Ordering::Release);
+        self.bell.wake();
+    }
+
+    /// What was asked since the last call: the time for a power-off, and whether counters are wanted.
+    pub(crate) fn take_asked(&self) -> (Option<Duration>, bool) {
+        // Before looking: what is asked from here on rings again.
         self.bell.drain();
-        lock(&self.power_off).take()
+        (
+            lock(&self.power_off).take(),
+            self.counters.swap(false, Ordering::Acquire),
+        )
     }
 
     pub(crate) fn bell(&self) -> &Waker {

@@ -143,6 +143,13 @@ impl Handle {
         self.outcome.ask_power_off(grace);
     }
 
+    /// Asks the guest's agent for its counters. The answer comes by [`Notices::counted`], one for each question, within
+    /// a second; ask again only when it has. None comes once the machine has ended, which drops that sender, or where
+    /// no agent was configured.
+    pub fn ask_counters(&self) {
+        self.outcome.ask_counters();
+    }
+
     /// What the device loop had done when it last went to sleep.
     #[must_use]
     pub fn metrics(&self) -> Metrics {

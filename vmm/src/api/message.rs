@@ -21,7 +21,10 @@ pub enum Request {
     /// How far it is.
     Status,
     /// Its counters.
-    Metrics,
+    Metrics {
+        /// Its agent's, too, for which the guest wakes up.
+        agent: bool,
+    },
     /// End it gracefully within this time, then at once.
     Stop {
         /// The time.
@@ -101,7 +104,9 @@ pub fn parse(line: &[u8]) -> Result<Request, Refusal> {
     };
     let request = match operation.as_str() {
         "status" => Request::Status,
-        "metrics" => Request::Metrics,
+        "metrics" => Request::Metrics {
+            agent: agent(fields.remove("agent"))?,
+        },
         "kill" => Request::Kill,
         "wait" => Request::Wait,
         "stop" => Request::Stop {
@@ -153,6 +158,17 @@ impl<'de> Visitor<'de> for FieldsVisitor {
     }
 }
 
+fn agent(value: Option<Value>) -> Result<bool, Refusal> {
+    match value {
+        None => Ok(true),
+        Some(Value::Bool(agent)) => Ok(agent),
+        Some(other) => Err(Refusal::BadRequest(format!(
+            "agent is {}: use true or false",
+            short(&other)
+        ))),
+    }
+}
+
 fn grace(value: Option<Value>) -> Result<Duration, Refusal> {
     match value {
         None => Ok(Duration::from_secs(10)),
@@ -179,7 +195,12 @@ impl Request {
         let mut fields = Map::new();
         let operation = match self {
             Self::Status => "status",
-            Self::Metrics => "metrics",
+            Self::Metrics { agent } => {
+                if !agent {
+                    fields.insert("agent".to_owned(), false.into());
+                }
+                "metrics"
+            }
             Self::Kill => "kill",
             Self::Wait => "wait",
             Self::Stop { grace } => {
@@ -227,7 +248,8 @@ mod tests {
         };
         for request in [
             Request::Status,
-            Request::Metrics,
+            Request::Metrics { agent: true },
+            Request::Metrics { agent: false },
             Request::Kill,
             Request::Wait,
             stop,
@@ -259,6 +281,16 @@ mod tests {
                 "grace_ms",
             ),
             (br#"{"v":1,"op":"stop","grace":1}"#, "bad_request", "grace"),
+            (
+                br#"{"v":1,"op":"metrics","agent":0}"#,
+                "bad_request",
+                "agent is 0",
+            ),
+            (
+                br#"{"v":1,"op":"status","agent":false}"#,
+                "bad_request",
+                "agent",
+            ),
             (br#"{"v":1,"op":"stop","grace_ms":-1}"#, "bad_request", "-1"),
             (
                 br#"{"v":1,"op":"stop","grace_ms":86400001}"#,

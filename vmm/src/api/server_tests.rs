@@ -83,7 +83,11 @@ fn code(answer: &Value) -> &str {
 fn requests_in_pieces_and_in_a_row_are_served_in_order() {
     let mut rig = Rig::new();
     let mut client = rig.client();
-    let two = [Request::Status.line(), Request::Metrics.line()].concat();
+    let two = [
+        Request::Status.line(),
+        Request::Metrics { agent: true }.line(),
+    ]
+    .concat();
     for byte in &two {
         client.write_all(std::slice::from_ref(byte)).unwrap();
         rig.serve();
@@ -97,7 +101,7 @@ fn requests_in_pieces_and_in_a_row_are_served_in_order() {
     let second = rig.asked.pop().unwrap();
     assert_eq!(
         (second.client, second.request),
-        (first.client, Request::Metrics)
+        (first.client, Request::Metrics { agent: true })
     );
     rig.reply(second);
     for _ in 0..2 {

@@ -297,7 +297,7 @@ impl Metrics {
         };
         let asked = alive
             .client()
-            .and_then(|mut client| client.ask(&Request::Metrics));
+            .and_then(|mut client| client.ask(&Request::Metrics { agent: true }));
         let metrics = asked.map_err(|error| Error::Ask(self.target.name.clone(), error))?;
         if self.json {
             return print(&metrics);

@@ -9,7 +9,7 @@ use vmm_snapshot::Generation;
 
 use super::{Error, HostPorts};
 use crate::bus::Console;
-use crate::control::{Identity, NOTICES, Notice, Notices};
+use crate::control::{COUNTED, Counted, Identity, NOTICES, Notice, Notices};
 use crate::exits::{ExitReason, Metrics};
 use crate::machine::{self, Config, Handle, Machine, MachineThread, Vsock};
 use crate::sandbox::{Life, LogFile};
@@ -20,6 +20,8 @@ pub(super) struct Guest {
     thread: Option<MachineThread>,
     /// What its agent has to say; taken by whoever watches it.
     pub(super) notices: Option<Inbox<Notice>>,
+    /// What it has counted, when asked; likewise.
+    pub(super) counted: Option<Inbox<Counted>>,
     pub(super) log: ConsoleLog,
     /// Woken when the machine has ended.
     pub(super) ended: Waker,
@@ -35,7 +37,8 @@ impl Guest {
         host_ports: HostPorts,
         kept: Option<LogFile>,
     ) -> Result<Self, Error> {
-        let (sender, notices) = inbox(NOTICES)?;
+        let (news, notices) = inbox(NOTICES)?;
+        let (counts, counted) = inbox(COUNTED)?;
         let ended = Waker::new()?;
         let has_agent = config.agent.is_some();
         let identity = Identity {
@@ -51,7 +54,13 @@ impl Guest {
                 require_generation,
             },
             host_ports,
-            agent: has_agent.then_some((identity, Notices(sender))),
+            agent: has_agent.then_some((
+                identity,
+                Notices {
+                    news,
+                    counted: counts,
+                },
+            )),
         });
         let handle = Handle::new()?;
         let log = ConsoleLog::default();
@@ -70,6 +79,7 @@ impl Guest {
             handle,
             thread: Some(thread),
             notices: Some(notices),
+            counted: Some(counted),
             log,
             ended,
             has_agent,
@@ -79,6 +89,11 @@ impl Guest {
     /// Asks the agent to switch off, with a time for its workloads.
     pub(super) fn power_off(&self, grace: Duration) {
         self.handle.power_off(grace);
+    }
+
+    /// Asks the agent for its counters: one question, one answer in [`Guest::counted`].
+    pub(super) fn ask_counters(&self) {
+        self.handle.ask_counters();
     }
 
     /// Ends it at once; [`Guest::ended`] tells when.

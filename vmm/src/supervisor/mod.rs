@@ -10,6 +10,7 @@
 
 mod announce;
 mod guest;
+mod metrics;
 mod requests;
 
 use std::collections::BTreeMap;
@@ -38,6 +39,7 @@ use crate::machine::{self, Config};
 use crate::sandbox::{self, End, Life, LogFile, Phase as Said, Record};
 pub use announce::{Announce, Error as AnnounceError};
 use guest::Guest;
+use metrics::Counting;
 
 /// What is taken as an event in place of the process's end. The last three are the workload's, if there is one.
 const SIGNALS: [i32; 5] = [
@@ -125,6 +127,7 @@ enum Token {
     Signal,
     Machine,
     Notice,
+    Counted,
     Exec,
     Parent,
     Api(api::Token),
@@ -161,6 +164,7 @@ struct Supervisor {
     _parent: Option<Source<OwnedFd>>,
     api: Server<Token>,
     waiting: Vec<u64>,
+    counting: Counting,
     guest: Guest,
     progress: Option<Source<Inbox<Progress>>>,
     start: Option<Start>,
@@ -219,6 +223,10 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
         }
         _ => None,
     };
+    let mut counting = Counting::default();
+    if let (Some(answers), true) = (guest.counted.take(), guest.has_agent) {
+        counting.answers = Some(poller.register(answers, Interest::READ, Token::Counted)?);
+    }
     let signals = poller.register(signals, Interest::READ, Token::Signal)?;
     let parent = match plan.parent {
         Some(parent) => Some(poller.register(parent, Interest::READ, Token::Parent)?),
@@ -246,6 +254,7 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
         _parent: parent,
         api,
         waiting: Vec::new(),
+        counting,
         guest,
         progress,
         start,
@@ -342,6 +351,10 @@ impl Supervisor {
                     Token::Signal => self.on_signal(life)?,
                     Token::Machine => self.on_machine_end()?,
                     Token::Notice => self.on_notice(life)?,
+                    Token::Counted => {
+                        self.on_counted(now, &mut asked);
+                        None
+                    }
                     Token::Exec => self.on_progress()?,
                     Token::Parent => Some(self.killed("the process that started it has ended")),
                     Token::Api(token) => {

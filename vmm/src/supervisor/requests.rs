@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Done, Error, Phase, Supervisor};
 use crate::api::{Asked, Request};
+use crate::control::Uncounted;
 use crate::sandbox::{Life, Record};
 
 impl Supervisor {
@@ -21,10 +22,7 @@ impl Supervisor {
                 let result = self.status(life);
                 self.api.reply(client, &result, now, asked);
             }
-            Request::Metrics => {
-                let result = self.metrics();
-                self.api.reply(client, &result, now, asked);
-            }
+            Request::Metrics { agent } => self.on_metrics(client, agent, now, asked),
             Request::Stop { grace } => {
                 self.stop(life, grace)?;
                 self.api.reply(client, &json!({}), now, asked);
@@ -58,35 +56,9 @@ impl Supervisor {
         })
     }
 
-    fn metrics(&self) -> Value {
-        let counters = |counters: vmm_events::Counters| {
-            json!({
-                "wakeups": counters.wakeups,
-                "without_progress": counters.without_progress,
-                "stale_events": counters.stale,
-                "muted": counters.muted,
-            })
-        };
-        let machine = self.guest.metrics();
-        let mut devices = counters(machine.events);
-        devices["watched"] = json!(machine.watched);
-        let vsock = machine.vsock;
-        json!({
-            "supervisor": counters(self.poller.counters()),
-            "devices": devices,
-            "vcpus": {"exits": machine.exits},
-            "vsock": {
-                "connections": machine.connections,
-                "buffered": machine.buffered,
-                "from_guest": {"packets": vsock.tx_packets, "bytes": vsock.tx_bytes},
-                "to_guest": {"packets": vsock.rx_packets, "bytes": vsock.rx_bytes},
-                "malformed": vsock.malformed,
-                "refusals": vsock.refusals,
-            },
-        })
-    }
-
     pub(super) fn tell_waiting(&mut self, record: &Record) {
+        // Their question has gone with the machine.
+        self.tell_counted(Err(Uncounted::Gone), Instant::now(), &mut Vec::new());
         let result = json!({
             "end": record.end.name(), "reason": record.reason, "status": record.status, "exit": record.exit,
         });
