@@ -106,11 +106,18 @@ fn twenty_at_once_reach_one_sandbox_and_all_of_it_can_be_seen_and_ended() {
     let metrics: Value =
         serde_json::from_str(&root.run("metrics", &["box", "--json"]).text()).unwrap();
     assert_eq!(metrics["devices"]["without_progress"], 0, "{metrics}");
+    let agent = &metrics["agent"];
+    assert_eq!(agent["without_progress"], 0, "{metrics}");
+    assert_eq!(
+        (&agent["sessions"], &agent["execs"]),
+        (&0.into(), &0.into())
+    );
+    assert!(agent["wakeups"].as_u64() > Some(20), "{metrics}");
     assert_eq!(
         metrics["vsock"]["connections"], 1,
         "the agent's own: {metrics}"
     );
-    assert!(root.run("logs", &["box"]).text().contains("bootconsole"));
+    assert!(root.run("logs", &["box"]).text().contains("[    0."));
     assert_eq!(root.run("rm", &["box"]).status, 4, "it runs");
 
     let waiting = root.vmm("wait").args(["box"]).start();
@@ -122,7 +129,7 @@ fn twenty_at_once_reach_one_sandbox_and_all_of_it_can_be_seen_and_ended() {
         "ended ones are shown with -a"
     );
     assert!(
-        root.run("logs", &["box"]).text().contains("bootconsole"),
+        root.run("logs", &["box"]).text().contains("[    0."),
         "after the end, too"
     );
     let kept = [
