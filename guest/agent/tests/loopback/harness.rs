@@ -284,6 +284,15 @@ impl Control {
     }
 }
 
+/// Keeps tests that load the processors and tests that measure apart, until the file is dropped: threads of one process
+/// or processes of their own, they lock their program.
+pub fn alone() -> std::fs::File {
+    use rustix::fs::{FlockOperation, flock};
+    let program = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+    flock(&program, FlockOperation::LockExclusive).unwrap();
+    program
+}
+
 /// Waits until a descriptor is readable; panics when it takes too long.
 pub fn wait_readable(fd: impl AsFd, patience: Duration) {
     assert!(

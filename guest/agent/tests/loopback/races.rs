@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use vmm_protocol::{CancelReason, Cause, ExecRequest};
 
 use crate::client::{Client, Said, sh};
-use crate::harness::Sandbox;
+use crate::harness::{Sandbox, alone};
 
 const MS: u64 = 1_000_000;
 
@@ -108,6 +108,7 @@ fn first_bytes(client: &mut Client, count: usize) -> Vec<Duration> {
 
 #[test]
 fn ex12_a_flood_at_most_doubles_the_first_byte_of_nineteen_others() {
+    let _alone = alone();
     const ROUNDS: usize = 9;
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();
