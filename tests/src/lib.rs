@@ -4,7 +4,7 @@
 //!   tests/fast/*.rs      fast guests, in this process or by the `vmm` program, on any KVM
 //!   tests/machine/*.rs   stock kernels, by the `vmm` program, in one nest boot (feature `machine`)
 //!   this library         what both use: [`InProcess`] machines, the [`Vmm`] program, a [`Sandbox`] that stays and its
-//!                        [`Monitor`] seen from outside, [`Tap`]s on output
+//!                        [`Monitor`] seen from outside, [`Tap`]s on output, a [`Terminal`]
 //! ```
 //!
 //! A test waits for an event (a line on a console, an end, a byte on a socket) with a deadline, never for time
@@ -26,6 +26,7 @@ mod monitor;
 mod program;
 mod sandbox;
 mod tap;
+mod terminal;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -37,6 +38,7 @@ pub use monitor::{Monitor, Switches};
 pub use program::{Ended, Running, Vmm};
 pub use sandbox::{GUEST_MEMORY, Sandbox};
 pub use tap::Tap;
+pub use terminal::Terminal;
 
 /// The longest that a test waits for what must come: 10 s, times `$VMM_PATIENCE` where a person knows the machine to be
 /// slow, and ten times as long in the nest.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use crate::{Tap, patience};
+use crate::{Tap, Terminal, patience};
 
 /// A command line of `vmm`.
 pub struct Vmm {
@@ -98,6 +98,26 @@ impl Vmm {
         }
     }
 
+    /// Starts it on a terminal, in a session of its own. Both its streams are the screen.
+    ///
+    /// # Panics
+    /// When it cannot be started; `setsid` (util-linux) does it.
+    pub fn start_on(self, terminal: &Terminal) -> Running {
+        let started = Instant::now();
+        let mut command = terminal.seat(&self.command);
+        let child = command
+            .spawn()
+            .unwrap_or_else(|why| panic!("start {command:?}: {why}"));
+        Running {
+            stdout: terminal.screen.clone(),
+            stderr: Tap::default(),
+            line: format!("{command:?}"),
+            patience: self.patience,
+            started,
+            child,
+        }
+    }
+
     /// Runs it to its end.
     ///
     /// # Panics
@@ -146,6 +166,15 @@ impl Running {
         kill_process(self.pid(), signal).unwrap();
     }
 
+    /// Waits for its end and returns its status alone, that of a signal as a negative number. What was written to a
+    /// terminal has no end.
+    ///
+    /// # Panics
+    /// When it does not end in time; says what it wrote.
+    pub fn status(mut self) -> i32 {
+        number(self.wait())
+    }
+
     /// Waits for its end.
     ///
     /// # Panics
@@ -154,9 +183,7 @@ impl Running {
         let status = self.wait();
         let took = self.started.elapsed();
         Ended {
-            status: status
-                .code()
-                .unwrap_or_else(|| -status.signal().unwrap_or(0)),
+            status: number(status),
             stdout: self.stdout.to_end(),
             stderr: String::from_utf8_lossy(&self.stderr.to_end()).into_owned(),
             took,
@@ -181,6 +208,12 @@ impl Running {
         }
         self.child.wait().unwrap()
     }
+}
+
+fn number(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .unwrap_or_else(|| -status.signal().unwrap_or(0))
 }
 
 impl Drop for Running {

@@ -168,7 +168,7 @@ fn tell(report: &Report) -> Result<()> {
     }
     let output = Summary::of(&report.samples.output_mb_s);
     say::data(format!(
-        "output         median {:.1} MB/s, best {:.1}; stdin is not measured: `vmm exec` has none yet",
+        "output         median {:.1} MB/s, best {:.1}; stdin is not measured",
         output.p50, output.max
     ))?;
     say::data(format!(

@@ -1,8 +1,9 @@
 //! Where this process says what it has to say: stderr, or, once it has left the terminal, a bounded log.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::terminal;
 use crate::sandbox::LogFile;
 
 /// The log of a process in the background.
@@ -22,6 +23,17 @@ pub fn leave_for(log: LogFile) -> io::Result<()> {
     Ok(())
 }
 
+/// On a terminal that a command has, a line feed does not begin a line.
+fn to_stderr(bytes: &[u8]) -> io::Result<usize> {
+    let mut stderr = io::stderr();
+    if !terminal::is_raw() || !stderr.is_terminal() {
+        return stderr.write(bytes);
+    }
+    let lines: Vec<&[u8]> = bytes.split(|byte| *byte == b'\n').collect();
+    stderr.write_all(&lines.join(&b"\r\n"[..]))?;
+    Ok(bytes.len())
+}
+
 fn lock() -> MutexGuard<'static, Option<LogFile>> {
     LOG.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -30,7 +42,7 @@ impl Write for Errors {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut log = lock();
         let Some(log) = &mut *log else {
-            return io::stderr().write(bytes);
+            return to_stderr(bytes);
         };
         let before = log.length();
         let count = log.write(bytes)?;

@@ -10,6 +10,7 @@ use vmm_events::{Answer, Interest, Poller, inbox};
 
 use super::ending;
 use super::flags::ExecFlags;
+use super::interactive::Interactive;
 use super::output::Output;
 use super::plan::Error;
 use super::signals::Signals;
@@ -24,7 +25,13 @@ const ABANDON: Duration = Duration::from_secs(3);
 /// Signals that end us. The command is cancelled with them, which begins with a TERM to it.
 const ENDING: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
 /// Signals that are the command's.
-const PASSED_ON: [i32; 3] = [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
+const PASSED_ON: [i32; 4] = [
+    libc::SIGHUP,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    // Unless it has a terminal, whose size it is then about.
+    libc::SIGWINCH,
+];
 
 /// Flags of `vmm exec`.
 #[derive(Debug, Args)]
@@ -62,12 +69,15 @@ impl Exec {
 
     fn checked(&self) -> Result<u8, Error> {
         let request = self.exec.request(&self.argv)?;
+        let user = Interactive::new(&self.exec, request.tty)?;
+        let screen = user.screen.clone();
+        let _returned = screen.returned();
         let (socket, tag) = reach(&sandbox::root(self.dir.as_deref()), &self.name)?;
         let status_file = self.exec.open_status_file()?;
         let output = Output::of_process(self.exec.json)
             .map_err(|source| Error::Host("stdout and stderr", source))?
             .with_status_file(status_file);
-        let numbers = [&ENDING[..], &PASSED_ON].concat();
+        let numbers = [&ENDING[..], &PASSED_ON, &screen.signals()].concat();
         let signals =
             Signals::collect(&numbers).map_err(|source| Error::Host("signals", source))?;
         let mut poller = Poller::new()?;
@@ -75,7 +85,7 @@ impl Exec {
         let (sender, progress) = inbox(stream::WORDS)?;
         let progress = poller.register(progress, Interest::READ, Token::Progress)?;
         let asked = ending::asked(&request);
-        stream::spawn(socket, tag, request, output, sender)
+        stream::spawn(socket, tag, request, output, user, sender)
             .map_err(|source| Error::Host("a thread", source))?;
         let mut control: Option<Control> = None;
         // What came for the command before there was one: each once, as the kernel keeps them.
@@ -96,6 +106,9 @@ impl Exec {
                         let Some(number) = signals.inner().next() else {
                             continue;
                         };
+                        if screen.on_signal(number, signals.inner(), control.as_ref()) {
+                            continue;
+                        }
                         if PASSED_ON.contains(&number) {
                             let number = number as u8; // at most 64
                             match &control {
@@ -120,6 +133,7 @@ impl Exec {
                         for word in turn.by_ref() {
                             match word {
                                 Progress::Asked(handle) => {
+                                    screen.asked(&handle);
                                     for number in early.drain(..) {
                                         let _ = handle.signal(number);
                                     }

@@ -1,5 +1,6 @@
 //! Flags that describe a machine and an exec, checked as they are read.
 
+use std::env;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -8,11 +9,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use vmm_protocol::limits::CONTROL_PORT;
+use vmm_protocol::limits::{CONTROL_PORT, DEFAULT_OUTPUT_LIMIT};
 use vmm_protocol::{ExecRequest, InvalidRequest, Policy, User};
 
 use super::errors::Errors;
 use super::status_file::{self, StatusFile};
+use super::terminal;
 use super::units::{self, OutputLimit};
 use crate::supervisor::HostPorts;
 
@@ -162,15 +164,21 @@ pub struct ExecFlags {
     /// Kill the command when this much time has passed
     #[arg(long, value_name = "TIME", value_parser = units::time)]
     pub timeout: Option<Duration>,
-    /// Most bytes of stdout and stderr together, or none
-    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = units::output_limit)]
-    pub output_limit: OutputLimit,
+    /// Most bytes of stdout and stderr together, or none [default: 1M; none with -i and -t]
+    #[arg(long, value_name = "SIZE", value_parser = units::output_limit)]
+    pub output_limit: Option<OutputLimit>,
     /// What to do with a command that writes more
     #[arg(long, value_name = "kill|drain", default_value = "kill", value_parser = units::policy)]
     pub on_limit: Policy,
     /// Write how the command ended to this new file, or open descriptor
     #[arg(long, value_name = "PATH|fd:N")]
     pub status_file: Option<StatusFile>,
+    /// Pass stdin on, up to its end; otherwise the command finds it at its end
+    #[arg(short = 'i', long = "interactive")]
+    pub stdin: bool,
+    /// Give the command a terminal of the size of ours; stdout and stderr are then one stream
+    #[arg(short = 't', long)]
+    pub tty: bool,
     /// One JSON object a line instead of the output itself
     #[arg(long)]
     pub json: bool,
@@ -193,12 +201,25 @@ impl ExecFlags {
         let bytes = |text: &OsString| text.as_bytes().to_vec();
         let mut request = ExecRequest::new(argv.iter().map(bytes));
         request.env = self.env.iter().map(bytes).collect();
+        request.stdin = self.stdin;
+        if self.tty {
+            request.tty = Some(terminal::size_or_usual());
+            // What the user's terminal understands; of two the later one holds. The agent has a plain one of its own.
+            if let Some(term) = env::var_os("TERM").filter(|term| !term.is_empty()) {
+                request.env.insert(0, [b"TERM=", term.as_bytes()].concat());
+            }
+        }
         request.cwd = bytes(&self.cwd);
         request.user = self.user.clone();
         request.policy = self.on_limit;
         // The value was checked to fit when it was read.
         request.timeout_ns = self.timeout.map_or(0, |time| time.as_nanos() as u64);
-        request.output_limit = self.output_limit.0;
+        request.output_limit = match &self.output_limit {
+            Some(limit) => limit.0,
+            // A shell that one lives in writes for as long as one does.
+            None if self.stdin && self.tty => None,
+            None => Some(DEFAULT_OUTPUT_LIMIT),
+        };
         request.validate()?;
         Ok(request)
     }

@@ -10,6 +10,8 @@ mod errors;
 mod exec;
 mod flags;
 pub(crate) mod inherited;
+mod input;
+pub(crate) mod interactive;
 pub(crate) mod output;
 mod plan;
 mod run;
@@ -18,6 +20,7 @@ mod start;
 pub(crate) mod status;
 mod status_file;
 pub(crate) mod stream;
+mod terminal;
 mod units;
 mod verbs;
 

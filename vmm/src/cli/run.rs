@@ -7,6 +7,7 @@ use vmm_snapshot::Generation;
 
 use super::background::{self, Background};
 use super::flags::{ExecFlags, SuperviseFlags, VmFlags};
+use super::interactive::Interactive;
 use super::output::Output;
 use super::plan::{self, Error};
 use super::{chain, say, status};
@@ -57,6 +58,11 @@ impl Run {
                         "'run --no-agent' streams a console and keeps nothing: use 'vmm start NAME --no-agent -d'",
                     ));
                 }
+                if self.exec.stdin || self.exec.tty {
+                    return Err(Error::Flags(
+                        "'run --no-agent' streams a console that takes no input: leave -i and -t away",
+                    ));
+                }
                 console::run(&plan::config(&self.vm)?)
             }
             None => Err(Error::NoCommand),
@@ -66,12 +72,19 @@ impl Run {
 
     fn life(&self) -> Result<u8, Error> {
         let request = self.exec.request(&self.argv)?;
+        if self.exec.stdin && (self.background.detach || self.background.launcher.is_some()) {
+            return Err(Error::Flags(
+                "-d leaves the terminal and its stdin behind: leave -i away, or -d",
+            ));
+        }
         let config = plan::config(&self.vm)?;
         let status_file = self.exec.open_status_file()?;
         if self.background.wanted() {
             return background::spawn(status::TOOL)
                 .map_err(|source| Error::Host("the background process", source));
         }
+        let user = Interactive::new(&self.exec, request.tty)?;
+        let _returned = user.screen.returned();
         self.supervise.log();
         let parent = plan::parent(self.supervise.die_with_parent, self.background.launcher)?;
         let root = sandbox::root(self.vm.dir.as_deref());
@@ -117,7 +130,11 @@ impl Run {
             life,
             require_generation: self.vm.require_generation,
             host_ports: self.vm.host_ports(),
-            workload: Some(Workload { request, output }),
+            workload: Some(Workload {
+                request,
+                output,
+                user,
+            }),
             ready_timeout: self.vm.ready_timeout,
             stop_time: self.supervise.stop_time,
             announce,

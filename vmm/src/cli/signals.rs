@@ -42,6 +42,27 @@ impl Signals {
             _ => None,
         }
     }
+
+    /// Does what SIGTSTP does to a process that has not collected it: stops all of it, unless it ignores that signal or
+    /// nobody could continue it. Returns once it goes on. Call it on the thread that has collected the signal.
+    ///
+    /// # Errors
+    /// When the host refuses.
+    pub fn stop_as_asked(&self) -> io::Result<()> {
+        let set = create_sigset(&[libc::SIGTSTP])?;
+        // SAFETY: `set` is an initialized signal set that outlives the calls; the old masks are not asked for. The signal
+        // has its default action or none here, so that no handler runs.
+        let error = unsafe {
+            libc::raise(libc::SIGTSTP);
+            // It is delivered here, before the call returns.
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
+            libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut())
+        };
+        match error {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
 }
 
 impl AsFd for Signals {

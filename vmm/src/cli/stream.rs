@@ -9,6 +9,7 @@ use vmm_client::{Control, Deadlines, Ended, Event, GenerationTag, Session};
 use vmm_events::Sender;
 use vmm_protocol::{CancelReason, ExecRequest};
 
+use super::interactive::{Begin, Interactive};
 use super::output::Output;
 
 /// What the main thread is told.
@@ -38,8 +39,8 @@ pub const WORDS: usize = 2;
 /// Of an exec thread that ended without saying how.
 pub const SILENT: &str = "the thread that streams the output has ended without a word";
 
-/// Runs `request` in the life that `tag` names on a thread of its own, which writes to `output`. What it has to say goes
-/// to `progress`, an inbox of [`WORDS`].
+/// Runs `request` in the life that `tag` names on a thread of its own, which writes to `output` and lets the command have
+/// what `user` gives it. What it has to say goes to `progress`, an inbox of [`WORDS`].
 ///
 /// # Errors
 /// When the host has no thread left.
@@ -48,6 +49,7 @@ pub fn spawn(
     tag: GenerationTag,
     request: ExecRequest,
     output: Output,
+    user: Interactive,
     progress: Sender<Progress>,
 ) -> io::Result<()> {
     let report = move |word| {
@@ -56,7 +58,7 @@ pub fn spawn(
     };
     thread::Builder::new()
         .name("exec".to_owned())
-        .spawn(move || stream(&socket, &tag, &request, output, &report))
+        .spawn(move || stream(&socket, &tag, &request, output, user, &report))
         .map(drop)
 }
 
@@ -65,6 +67,7 @@ fn stream(
     tag: &GenerationTag,
     request: &ExecRequest,
     mut output: Output,
+    user: Interactive,
     report: &dyn Fn(Progress),
 ) {
     let opened = Session::connect(socket, tag, &Deadlines::default())
@@ -80,14 +83,27 @@ fn stream(
                 .map_err(|error| crate::cli::chain(&error))?;
             Ok((session, exec))
         });
-    let (session, exec) = match opened {
+    let (session, mut exec) = match opened {
         Ok(opened) => opened,
         Err(why) => return report(Progress::Done(Finished::NoSession(why))),
     };
     let control = exec.control();
     report(Progress::Asked(control.clone()));
+    let screen = user.screen.clone();
+    let stdin = user.input.is_some().then(|| exec.stdin()).flatten();
+    let mut begin = Some(Begin::new(user, stdin));
+    let mut _feeding = None;
     let mut stdout_error = None;
     for event in exec {
+        match &event {
+            Event::Started { .. } => {
+                _feeding = begin.take().and_then(|begin| begin.begin(&control))
+            }
+            Event::StdinClosed(_) => _feeding = None,
+            // Before a word of its end.
+            Event::Ended(_) => screen.give_back(),
+            _ => {}
+        }
         let written = match stdout_error {
             None => output.event(&event),
             Some(_) => Ok(()),

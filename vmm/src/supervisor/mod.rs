@@ -28,6 +28,7 @@ use vmm_protocol::{CancelReason, ExecRequest};
 
 use crate::api::{self, Server};
 use crate::cli::ending;
+use crate::cli::interactive::{Interactive, Screen};
 use crate::cli::output::{Output, exit_object};
 use crate::cli::signals::Signals;
 use crate::cli::stream::{self, Finished, Progress};
@@ -41,7 +42,8 @@ pub use announce::{Announce, Error as AnnounceError};
 use guest::Guest;
 use metrics::Counting;
 
-/// What is taken as an event in place of the process's end. The last three are the workload's, if there is one.
+/// What is taken as an event in place of the process's end. The last three are the workload's, if there is one, and so
+/// are those of its terminal.
 const SIGNALS: [i32; 5] = [
     libc::SIGINT,
     libc::SIGTERM,
@@ -94,6 +96,8 @@ pub struct Workload {
     pub request: ExecRequest,
     /// Where its output goes.
     pub output: Output,
+    /// What it has of the user.
+    pub user: Interactive,
 }
 
 /// What a life is to be.
@@ -177,6 +181,8 @@ struct Supervisor {
     on_ready: Option<Box<dyn FnOnce() -> io::Result<()>>>,
     /// No terminal's end is ours.
     background: bool,
+    /// The workload's, and the user's.
+    screen: Screen,
     signal: Option<i32>,
     began: Instant,
     /// What a start may fail on, for the message: program and working directory.
@@ -193,7 +199,11 @@ struct Supervisor {
 /// All of [`Error`]; the guest is gone, and the record says why.
 pub fn run(plan: Plan) -> Result<u8, Error> {
     raise_descriptor_limit();
-    let signals = Signals::collect(&SIGNALS).map_err(|source| Error::Host("signals", source))?;
+    let workload = plan.workload.as_ref();
+    let screen = workload.map(|workload| workload.user.screen.clone());
+    let of_screen = screen.as_ref().map_or(Vec::new(), Screen::signals);
+    let signals = Signals::collect(&[&SIGNALS[..], &of_screen].concat())
+        .map_err(|source| Error::Host("signals", source))?;
     let mut life = plan.life;
     let failure = match plan.workload {
         Some(_) => status::TOOL,
@@ -235,13 +245,19 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
     let mut asked = [String::new(), String::new()];
     let mut progress = None;
     let mut start = None;
-    if let Some(Workload { request, output }) = plan.workload {
+    if let Some(workload) = plan.workload {
+        let Workload {
+            request,
+            output,
+            user,
+        } = workload;
         let (sender, words) = inbox(stream::WORDS)?;
         progress = Some(poller.register(words, Interest::READ, Token::Exec)?);
         asked = ending::asked(&request);
         let socket = life.vsock();
         let tag = GenerationTag::new(life.id(), life.generation().nonce().bytes());
-        let spawn: Start = Box::new(move || stream::spawn(socket, tag, request, output, sender));
+        let spawn: Start =
+            Box::new(move || stream::spawn(socket, tag, request, output, user, sender));
         start = Some(spawn);
     }
     let began = Instant::now();
@@ -263,6 +279,7 @@ pub fn run(plan: Plan) -> Result<u8, Error> {
         stop_time: plan.stop_time,
         announce: plan.announce,
         background: plan.on_ready.is_some(),
+        screen: screen.unwrap_or_default(),
         on_ready: plan.on_ready,
         signal: None,
         began,
@@ -399,8 +416,15 @@ impl Supervisor {
         let Some(number) = self.signals.inner().next() else {
             return Ok(None);
         };
+        let control = match &self.phase {
+            Phase::Running(control) => control.as_ref(),
+            _ => None,
+        };
+        if self.screen.on_signal(number, self.signals.inner(), control) {
+            return Ok(None);
+        }
         let hup = number == libc::SIGHUP && self.is_run();
-        if [libc::SIGUSR1, libc::SIGUSR2].contains(&number)
+        if [libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH].contains(&number)
             || (hup && matches!(self.phase, Phase::Running(Some(_))))
         {
             if let (Phase::Running(Some(control)), Ok(number)) = (&self.phase, u8::try_from(number))
@@ -559,6 +583,7 @@ impl Supervisor {
             match progress {
                 // On its way down it stays there.
                 Progress::Asked(control) if matches!(self.phase, Phase::Running(_)) => {
+                    self.screen.asked(&control);
                     self.phase = Phase::Running(Some(control));
                 }
                 Progress::Asked(_) => {}
