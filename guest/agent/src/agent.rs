@@ -8,9 +8,10 @@ use rustix::io::Errno;
 use vmm_events::{Answer, Event, Interest, Poller, Registrar, Source, TimerId, Timers};
 use vmm_protocol::{AgentCounters, CancelReason, GoodbyeCode, Life, ReadyStage, Stream};
 
-use crate::cgroup::{Hierarchy, Leaf};
+use crate::cgroup::Hierarchy;
 use crate::control::{Gone, Link, Word};
 pub use crate::control::{last_words, report_panics};
+use crate::execs::{Exec, Execs};
 use crate::init::identity::{self, Unready};
 use crate::leaving::{GOODBYE, Leaving};
 use crate::log::Log;
@@ -110,18 +111,6 @@ pub fn run<P: Platform>(platform: P, limits: Limits, log: &mut Log) -> Result<()
 }
 
 pub(crate) type LeafOf<P> = <<P as Platform>::Hierarchy as Hierarchy>::Leaf;
-
-/// The execs of the guest, by their number.
-pub(crate) type Execs<L> = BTreeMap<u64, Exec<L>>;
-
-/// An exec and whom it belongs to.
-pub(crate) struct Exec<L: Leaf> {
-    pub(crate) running: Running<L>,
-    /// Session and request id; `None` once that session is gone.
-    pub(crate) owner: Option<(u64, u64)>,
-    /// It has its record.
-    pub(crate) ended: bool,
-}
 
 pub(crate) struct Agent<'a, P: Platform> {
     pub(crate) platform: P,
@@ -308,9 +297,7 @@ impl<'a, P: Platform> Agent<'a, P> {
         };
         act(&mut exec.running, &mut self.scratch, now);
         self.settle(number);
-        if let Some((session, _)) = self.execs.get(&number).and_then(|exec| exec.owner) {
-            self.flush(session);
-        }
+        self.flush_links(number);
         Answer::Handled
     }
 
@@ -321,7 +308,8 @@ impl<'a, P: Platform> Agent<'a, P> {
             return;
         };
         let running = &mut exec.running;
-        exec.ended |= running.settle(&self.registrar, &mut self.finished, &mut self.scratch, now);
+        let ended = running.settle(&self.registrar, &mut self.finished, &mut self.scratch, now);
+        exec.ended |= ended;
         let due = running.state.deadline();
         let epoch = self.epoch;
         rearm(
@@ -338,7 +326,11 @@ impl<'a, P: Platform> Agent<'a, P> {
                 .session
                 .grant_stdin(id, exec.running.take_credit());
         }
-        if exec.ended && exec.owner.is_none() && !self.lost.contains(&number) {
+        if ended {
+            self.ended(number);
+        }
+        let over = self.execs.get(&number).is_some_and(Exec::over);
+        if over && !self.lost.contains(&number) {
             self.forget(number);
         }
     }
@@ -423,7 +415,7 @@ impl<'a, P: Platform> Agent<'a, P> {
 
     /// A session has ended. Its execs go on until it is known that their client is lost.
     pub(crate) fn session_lost(&mut self, connection: Connection, key: u64) {
-        let orphans = self.disown(key, connection);
+        let orphans = self.disown(key, connection, false);
         self.lost.extend(orphans);
         if !self.lost.is_empty() {
             let now = self.now();
@@ -533,13 +525,15 @@ impl<'a, P: Platform> Agent<'a, P> {
         if self.life.as_ref().map(|life| life.generation) == Some(life.generation) {
             self.confirmed();
         } else {
-            // Their clients are in another life; these execs run on into their stores.
+            // Their clients are in another life; these execs run on into their stores, where they can be attached to.
             for number in std::mem::take(&mut self.lost) {
+                if let Some(exec) = self.execs.get_mut(&number) {
+                    exec.keep();
+                }
                 self.settle(number);
             }
             for (key, connection) in std::mem::take(&mut self.connections) {
-                // Workloads of the older life live on, with nobody who waits for them.
-                self.disown(key, connection);
+                self.disown(key, connection, true);
             }
             self.life = None;
             self.platform.apply(&life)?;
@@ -564,8 +558,9 @@ impl<'a, P: Platform> Agent<'a, P> {
         Ok(())
     }
 
-    /// Closes a session; execs that had ended go with it, and the numbers of those that run on come back.
-    fn disown(&mut self, key: u64, mut connection: Connection) -> Vec<u64> {
+    /// Closes a session. The numbers of its own execs that run on come back, or these are kept, with what has not been
+    /// told of those that have ended.
+    fn disown(&mut self, key: u64, mut connection: Connection, keep: bool) -> Vec<u64> {
         rearm(
             &mut self.timers,
             &mut connection.timer,
@@ -574,16 +569,18 @@ impl<'a, P: Platform> Agent<'a, P> {
             Due::Session(key),
         );
         let mut running = Vec::new();
-        for number in connection.ids.values().copied() {
+        for (id, number) in connection.ids {
             let Some(exec) = self.execs.get_mut(&number) else {
                 continue;
             };
-            exec.owner = None;
-            if exec.ended {
-                self.forget(number);
-            } else {
-                running.push(number);
+            if exec.owner == Some((key, id)) {
+                if keep {
+                    exec.keep();
+                } else if !exec.ended {
+                    running.push(number);
+                }
             }
+            self.unlink(number, (key, id));
         }
         running
     }

@@ -63,7 +63,7 @@ impl<P: Platform> Agent<'_, P> {
     pub(crate) fn leave(&mut self) {
         let Some(leaving) = &self.leaving else { return };
         let mut execs = self.execs.values();
-        if !leaving.parting && execs.all(|exec| exec.ended && exec.owner.is_none()) {
+        if !leaving.parting && execs.all(|exec| exec.ended && exec.links.is_empty()) {
             self.part();
         }
         let parting = self.leaving.as_ref().is_some_and(|leaving| leaving.parting);

@@ -42,7 +42,8 @@
 //!
 //! # Modules
 //!
-//! - `agent` is the loop, `sessions`, `running` and `control` what it watches, `leaving` its end.
+//! - `agent` is the loop, `sessions`, `running` and `control` what it watches, `execs` what is kept of execs and for whom,
+//!   `leaving` its end.
 //! - [`command`] turns a request into a plan, [`sys::spawn`] the plan into a process.
 //! - [`cgroup`] and [`platform`] are what differs between a guest and the loopback.
 //! - [`reaper`] waits for children, [`init`] does what only process 1 does.
@@ -58,6 +59,7 @@ pub mod agent;
 pub mod cgroup;
 pub mod command;
 mod control;
+mod execs;
 pub mod files;
 pub mod init;
 mod leaving;

@@ -6,7 +6,8 @@ use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use vmm_events::{Interest, Registrar, Source, TimerId};
 use vmm_protocol::exec::{Action, Exec, MainEnd, Room, Settings, Stdin};
-use vmm_protocol::{ClosedWhy, ExecRequest, Oom, OomScope, StartStage, Stream, Winsize};
+use vmm_protocol::limits::MAX_COMMAND;
+use vmm_protocol::{ClosedWhy, ExecInfo, ExecRequest, Oom, OomScope, StartStage, Stream, Winsize};
 
 use crate::agent::Token;
 use crate::cgroup::{Hierarchy, Leaf};
@@ -45,6 +46,12 @@ pub(crate) struct Running<L: Leaf> {
     watch: Option<Source<OwnedFd>>,
     /// Stdin bytes consumed and not yet credited to the client.
     credit: u64,
+    /// The command, for people.
+    command: String,
+    began: u64,
+    /// When something of it moved last; `moved` is for what has since this was looked at.
+    progressed: u64,
+    moved: bool,
 }
 
 /// What an exec needs of the agent to start.
@@ -83,6 +90,10 @@ impl<L: Leaf> Running<L> {
             leaf: None,
             watch: None,
             credit: 0,
+            command: title(&request.argv),
+            began: now,
+            progressed: now,
+            moved: false,
         };
         if let Err(failure) = running.spawn(request, surroundings) {
             running.close_all();
@@ -159,6 +170,7 @@ impl<L: Leaf> Running<L> {
             Ok(Progress::Pending) => {}
             Ok(Progress::Running) => {
                 self.report = None;
+                self.moved = true;
                 self.state.started(self.number, self.pid);
                 self.listen();
                 self.write_stdin();
@@ -199,10 +211,12 @@ impl<L: Leaf> Running<L> {
         match result {
             Ok(0) => self.end(stream),
             Ok(count) if stored => {
+                self.moved = true;
                 self.state.commit(stream, count);
                 return Some(count);
             }
             Ok(count) => {
+                self.moved = true;
                 self.state.drop_bytes(stream, count, now);
                 return Some(count);
             }
@@ -311,7 +325,10 @@ impl<L: Leaf> Running<L> {
             }
             match rustix::io::write(source.inner(), bytes) {
                 Ok(count) if ends => self.ends_owed -= count.min(self.ends_owed),
-                Ok(count) => self.credit += self.input.wrote(count),
+                Ok(count) => {
+                    self.moved = true;
+                    self.credit += self.input.wrote(count);
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     if source.modify(Interest::WRITE).is_ok() {
@@ -349,10 +366,42 @@ impl<L: Leaf> Running<L> {
         }
     }
 
+    /// No signal reaches the main process any more.
+    pub(crate) fn main_is_gone(&self) -> bool {
+        self.process.is_none()
+    }
+
+    /// What a list tells of it; whom it belongs to others know.
+    pub(crate) fn info(&self, now: u64) -> ExecInfo {
+        let record = self.state.record();
+        let cpu_ns = match (record, &self.leaf) {
+            (Some(record), _) => record.cpu_ns,
+            (None, Some(leaf)) => leaf.usage().cpu_ns,
+            (None, None) => 0,
+        };
+        let both = [Stream::Stdout, Stream::Stderr];
+        ExecInfo {
+            exec: self.number,
+            pid: self.pid,
+            state: self.state.state(),
+            kept: false,
+            clients: 0,
+            earliest: both.map(|stream| self.state.earliest(stream)),
+            length: both.map(|stream| self.state.length(stream)),
+            store_bytes: self.store_bytes,
+            age_ns: now.saturating_sub(self.began),
+            progress_ns: now.saturating_sub(self.progressed),
+            cpu_ns,
+            end: record.map(|record| (record.cause.kind(), record.status())),
+            command: self.command.clone(),
+        }
+    }
+
     /// The main process was collected.
     pub(crate) fn main_exited(&mut self, status: Status, now: u64) {
         // Whatever it had to report is in the pipe by now.
         self.report_ready();
+        self.moved = true;
         self.process = None;
         if self.populated() == Some(false) {
             self.state.leaf_empty();
@@ -416,6 +465,9 @@ impl<L: Leaf> Running<L> {
         scratch: &mut [u8],
         now: u64,
     ) -> bool {
+        if std::mem::take(&mut self.moved) {
+            self.progressed = now;
+        }
         while let Some(action) = self.state.action() {
             match action {
                 Action::Signal(number) => self.signal(number),
@@ -516,6 +568,27 @@ impl<L: Leaf> Lingering<L> {
         let _ = self.leaf.populated(watch);
         self.leaf.remove().is_ok()
     }
+}
+
+/// The first words of a command, on one line.
+fn title(argv: &[Vec<u8>]) -> String {
+    let mut text = String::new();
+    for word in argv {
+        if !text.is_empty() {
+            text.push(' ');
+        }
+        let word = word.get(..MAX_COMMAND).unwrap_or(word);
+        text.extend(
+            String::from_utf8_lossy(word)
+                .chars()
+                .map(|c| if c.is_control() { ' ' } else { c }),
+        );
+        if text.len() >= MAX_COMMAND {
+            text.truncate(text.floor_char_boundary(MAX_COMMAND));
+            break;
+        }
+    }
+    text
 }
 
 fn watch_failure(_: vmm_events::Error) -> Failure {

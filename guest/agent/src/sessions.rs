@@ -8,11 +8,11 @@ use rustix::net::Shutdown;
 use vmm_events::{Answer, Interest, Readiness, Source, TimerId};
 use vmm_protocol::exec::Exec as ExecState;
 use vmm_protocol::session::{AgentSession, Execs as ExecsOf, Request};
-use vmm_protocol::{ExecRequest, GenerationId, GoodbyeCode, Hello, RefusedCode};
+use vmm_protocol::{ExecRequest, GenerationId, GoodbyeCode, Hello};
 
-use crate::agent::{Agent, Exec, Execs};
+use crate::agent::Agent;
 use crate::cgroup::Leaf;
-use crate::leaving::GOODBYE;
+use crate::execs::{Exec, Execs};
 use crate::platform::Platform;
 use crate::running::{Running, Surroundings};
 
@@ -199,7 +199,7 @@ impl<P: Platform> Agent<'_, P> {
             }
             for id in connection.session.finished() {
                 if let Some(number) = connection.ids.remove(&id) {
-                    self.forget(number);
+                    self.unlink(number, (key, id));
                 }
             }
             if result.is_ok()
@@ -254,6 +254,12 @@ impl<P: Platform> Agent<'_, P> {
                     self.start(key, connection, id, &request);
                     continue;
                 }
+                // Its exec is needed until all that was queued of it is written.
+                Request::Detach { .. } => continue,
+                Request::Ask { id, ask } => {
+                    self.asked(key, connection, id, ask);
+                    continue;
+                }
                 Request::Stdin { id, .. }
                 | Request::StdinClose { id }
                 | Request::Signal { id, .. }
@@ -277,11 +283,21 @@ impl<P: Platform> Agent<'_, P> {
                     running.state.cancel(reason, grace_ns, now);
                 }
                 Request::Consumed { bytes, .. } => {
-                    running.state.acknowledge(bytes);
+                    if let Some(Some(reader)) = exec.links.get(&(key, id)) {
+                        running.state.acknowledge(*reader, bytes);
+                    }
                 }
-                Request::Exec { .. } => {}
+                _ => {}
             }
             self.settle(number);
+            // Others may wait for what this has brought about.
+            if self
+                .execs
+                .get(&number)
+                .is_some_and(|exec| exec.links.len() > 1)
+            {
+                self.flush_links(number);
+            }
             // The connection is in hand here, not in the map where settling looks for it.
             if let Some(exec) = self.execs.get_mut(&number) {
                 connection
@@ -292,8 +308,8 @@ impl<P: Platform> Agent<'_, P> {
     }
 
     fn start(&mut self, key: u64, connection: &mut Connection, id: u64, request: &ExecRequest) {
-        if let Err((code, message)) = self.admit(request) {
-            return connection.session.refuse(id, code, &message);
+        if let Err(refusal) = self.admit(request) {
+            return connection.session.refuse(id, refusal);
         }
         let now = self.now();
         let environment = self.environment();
@@ -310,42 +326,8 @@ impl<P: Platform> Agent<'_, P> {
         let running = Running::start(number, request, surroundings, now);
         self.store_bytes += running.store_bytes;
         connection.ids.insert(id, number);
-        self.execs.insert(
-            number,
-            Exec {
-                running,
-                owner: Some((key, id)),
-                ended: false,
-            },
-        );
+        self.execs
+            .insert(number, Exec::new(running, (key, id), request.detached));
         self.settle(number);
-    }
-
-    /// Whether there is room for one more exec.
-    fn admit(&self, request: &ExecRequest) -> Result<(), (RefusedCode, String)> {
-        if self.leaving.is_some() {
-            return Err((RefusedCode::GoingDown, GOODBYE.to_owned()));
-        }
-        if self.execs.len() >= self.limits.execs {
-            let message = format!("the guest has {} execs, its limit", self.limits.execs);
-            return Err((RefusedCode::TooManyExecs, message));
-        }
-        let asked = vmm_protocol::exec::Settings::new(request).store_bytes();
-        let (used, all) = (self.store_bytes, self.limits.store_bytes);
-        if used.saturating_add(asked) > all {
-            let holders: Vec<String> = self.execs.keys().take(8).map(ToString::to_string).collect();
-            let message = format!(
-                "its output could take {asked} bytes, and {used} of {all} are held by {} execs: {}{}",
-                self.execs.len(),
-                holders.join(", "),
-                if self.execs.len() > holders.len() {
-                    ", ..."
-                } else {
-                    ""
-                },
-            );
-            return Err((RefusedCode::NoBudget, message));
-        }
-        Ok(())
     }
 }

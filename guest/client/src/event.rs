@@ -1,7 +1,7 @@
 //! What an exec's handle gives.
 
 use crate::bytes::Bytes;
-use vmm_protocol::{ClosedWhy, Oom, Record, RefusedCode, Stream};
+use vmm_protocol::{ClosedWhy, Oom, Record, Refusal, Stream};
 
 /// Something that happened to an exec, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,13 +37,8 @@ pub enum Event {
 pub enum Ended {
     /// With its record.
     Exit(Box<Record>),
-    /// It never began.
-    Refused {
-        /// Why.
-        code: RefusedCode,
-        /// In plain words.
-        message: String,
-    },
+    /// It never began, or cannot be attached to or waited for.
+    Refused(Refusal),
     /// The session went first.
     Lost(Lost),
 }
@@ -62,7 +57,7 @@ impl Ended {
     pub fn status(&self) -> u8 {
         match self {
             Self::Exit(record) => record.status(),
-            Self::Refused { .. } | Self::Lost(_) => 125,
+            Self::Refused(_) | Self::Lost(_) => 125,
         }
     }
 }

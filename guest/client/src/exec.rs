@@ -14,12 +14,15 @@ use crate::session::{Link, SessionError};
 /// One exec, as an iterator over its events, the last of which is [`Event::Ended`].
 ///
 /// Bytes that the handle has not taken hold up this exec alone: once its window is full, the agent
-/// keeps the rest. A handle that is dropped before the end cancels its exec, as a lost client does.
+/// keeps the rest. A handle that is dropped before the end cancels its exec, as a lost client does, if it started it by
+/// [`Session::exec`](crate::Session::exec); an exec that it was attached to goes on.
 #[derive(Debug)]
 pub struct Exec {
     control: Control,
     stdin_taken: bool,
     done: bool,
+    /// Whether it ends with this handle.
+    owned: bool,
 }
 
 /// All that an exec wrote, and how it ended.
@@ -39,7 +42,15 @@ impl Exec {
             control: Control { link, id },
             stdin_taken: false,
             done: false,
+            owned: true,
         }
+    }
+
+    /// The handle of an exec that is not ours to end.
+    pub(crate) fn attached(link: Arc<Link>, id: u64) -> Self {
+        let mut exec = Self::new(link, id);
+        (exec.stdin_taken, exec.owned) = (true, false);
+        exec
     }
 
     /// Its id in the session.
@@ -70,7 +81,8 @@ impl Exec {
                 self.done = matches!(event, Event::Ended(_));
                 return Some(Some(event));
             }
-            let Some(changed) = state.queue(id).map(|queue| Arc::clone(&queue.changed)) else {
+            let more = state.queue(id).filter(|queue| !queue.ended);
+            let Some(changed) = more.map(|queue| Arc::clone(&queue.changed)) else {
                 self.done = true;
                 return Some(None);
             };
@@ -158,7 +170,7 @@ impl Iterator for Exec {
 
 impl Drop for Exec {
     fn drop(&mut self) {
-        if !self.done {
+        if !self.done && self.owned {
             // It has ended, or is ended: either way nothing is left to be told.
             let _ = self
                 .control

@@ -1,4 +1,4 @@
-//! The host's session library: connect, hello, exec. Blocking calls, no runtime.
+//! The host's session library: connect, hello, exec, attach. Blocking calls, no runtime.
 //!
 //! ```text
 //!   Session::connect(path, tag)     Session::over(stream, generation)
@@ -31,6 +31,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! An exec that should outlive its client is begun by [`Session::start`]; by its number, which that gives, it is attached
+//! to, waited for, signalled, cancelled and released in any session of its generation, such as one of a [`Pool`].
+//!
 //! # Limits
 //!
 //! A session has at most [`MAX_EXECS`](vmm_protocol::limits::MAX_EXECS) execs at a time. What an
@@ -60,5 +63,5 @@ pub use connect::{ConnectError, Connection, Deadlines, open};
 pub use event::{Ended, Event, Lost};
 pub use exec::{Collected, Control, Exec, Stdin};
 pub use pool::{Pool, PoolCounters};
-pub use session::{Session, SessionError};
+pub use session::{Session, SessionError, StartError, Started};
 pub use tag::GenerationTag;

@@ -1,5 +1,6 @@
 //! A session: one connection to an agent, shared by any number of threads and execs.
 
+mod calls;
 mod state;
 
 use std::io;
@@ -12,12 +13,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use vmm_protocol::session::{ClientSession, Event as Said, RequestError};
-use vmm_protocol::{AGENT_PORT, ExecRequest, GenerationId, Hello};
+use vmm_protocol::{AGENT_PORT, ExecRequest, GenerationId, Hello, Refusal};
 
 use crate::connect::{ConnectError, Connection, Deadlines, open};
 use crate::exec::Exec;
 use crate::io::{receive, transmit_all, wait};
 use crate::tag::GenerationTag;
+pub use calls::{StartError, Started};
 use state::State;
 
 /// Why something could not be asked of a session.
@@ -32,6 +34,9 @@ pub enum SessionError {
         /// Why.
         reason: String,
     },
+    /// The agent does not do it; nothing has changed.
+    #[error(transparent)]
+    Refused(Refusal),
     /// No answer came in time.
     #[error("no answer within {after:?}")]
     TimedOut {
@@ -78,8 +83,8 @@ pub(crate) struct Shared {
     stream: UnixStream,
     wake: OwnedFd,
     began: Instant,
-    /// A pong has come, or the session is lost.
-    pub(crate) pong: Condvar,
+    /// An answer has come, or the session is lost.
+    answered: Condvar,
 }
 
 impl Session {
@@ -123,7 +128,7 @@ impl Session {
             stream,
             wake,
             began,
-            pong: Condvar::new(),
+            answered: Condvar::new(),
         });
         let thread = std::thread::Builder::new()
             .name("vmm-session".to_owned())
@@ -141,7 +146,8 @@ impl Session {
         })
     }
 
-    /// Runs something. The request is checked before anything is sent.
+    /// Runs something. The request is checked before anything is sent. A detached one is over for its handle once it has
+    /// started: [`start`](Self::start) is for these.
     pub fn exec(&self, request: &ExecRequest) -> Result<Exec, SessionError> {
         let mut state = self.link.shared.lock();
         let id = state.alive()?.exec(request)?;
@@ -154,28 +160,8 @@ impl Session {
     /// Asks the agent for a sign of life; the answer is how long it took.
     pub fn ping(&self, within: Duration) -> Result<Duration, SessionError> {
         let began = Instant::now();
-        let shared = &self.link.shared;
-        let mut state = shared.lock();
-        let id = state.alive()?.ping()?;
-        state.await_pong(id);
-        shared.flush(&mut state);
-        let result = loop {
-            if state.answered(id) {
-                break Ok(began.elapsed());
-            }
-            if let Err(lost) = state.alive() {
-                break Err(lost);
-            }
-            let Some(left) = within.checked_sub(began.elapsed()) else {
-                break Err(SessionError::TimedOut { after: within });
-            };
-            (state, _) = shared
-                .pong
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner);
-        };
-        state.forget_ping(id);
-        result
+        self.call(within, ClientSession::ping)?;
+        Ok(began.elapsed())
     }
 
     /// Why the session is lost, if it is.
@@ -261,7 +247,7 @@ impl Shared {
 
     fn close(&self, reason: &str) {
         self.lock().lose(reason);
-        self.pong.notify_all();
+        self.answered.notify_all();
         // Fails only if the other side is gone already.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         self.nudge();
@@ -279,12 +265,12 @@ impl Shared {
             }
             let mut state = self.lock();
             let now = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            let pongs = state.receive(now, |space| receive(self.stream.as_fd(), space));
+            let answers = state.receive(now, |space| receive(self.stream.as_fd(), space));
             self.send(&mut state);
             let lost = state.lost().is_some();
             drop(state);
-            if pongs || lost {
-                self.pong.notify_all();
+            if answers || lost {
+                self.answered.notify_all();
             }
         }
     }

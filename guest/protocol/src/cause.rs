@@ -60,18 +60,23 @@ impl Cause {
         }
     }
 
+    /// Which one it is, without what belongs to it.
+    pub fn kind(&self) -> CauseKind {
+        match self {
+            Self::Exited(_) => CauseKind::Exited,
+            Self::Signaled(_) => CauseKind::Signaled,
+            Self::TimedOut => CauseKind::TimedOut,
+            Self::OutputLimit => CauseKind::OutputLimit,
+            Self::OomKilled(_) => CauseKind::OomKilled,
+            Self::Cancelled(_) => CauseKind::Cancelled,
+            Self::StartFailed { .. } => CauseKind::StartFailed,
+            Self::Lost(_) => CauseKind::Lost,
+        }
+    }
+
     /// The cause's name, as `--json` prints it.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Exited(_) => "exited",
-            Self::Signaled(_) => "signaled",
-            Self::TimedOut => "timed_out",
-            Self::OutputLimit => "output_limit",
-            Self::OomKilled(_) => "oom_killed",
-            Self::Cancelled(_) => "cancelled",
-            Self::StartFailed { .. } => "start_failed",
-            Self::Lost(_) => "lost",
-        }
+        self.kind().name()
     }
 
     pub(crate) fn write(&self, writer: &mut Writer<'_>) {
@@ -167,6 +172,27 @@ macro_rules! wire_enum {
     };
 }
 pub(crate) use wire_enum;
+
+wire_enum! {
+    /// Which [`Cause`] it is.
+    CauseKind, "cause",
+    /// [`Cause::Exited`].
+    Exited = 1 => "exited",
+    /// [`Cause::Signaled`].
+    Signaled = 2 => "signaled",
+    /// [`Cause::TimedOut`].
+    TimedOut = 3 => "timed_out",
+    /// [`Cause::OutputLimit`].
+    OutputLimit = 4 => "output_limit",
+    /// [`Cause::OomKilled`].
+    OomKilled = 5 => "oom_killed",
+    /// [`Cause::Cancelled`].
+    Cancelled = 6 => "cancelled",
+    /// [`Cause::StartFailed`].
+    StartFailed = 7 => "start_failed",
+    /// [`Cause::Lost`].
+    Lost = 8 => "lost",
+}
 
 wire_enum! {
     /// Who wanted an exec to end.

@@ -21,22 +21,27 @@
 //!
 //! What was taken into the store is what a client gets: sessions only hold cursors into it.
 
+mod readers;
 mod report;
 mod stdin;
 mod store;
 
-pub use report::{Action, MainEnd, Notice, NoticeKind, Room, Settings, Usage};
+pub use readers::Reader;
+pub use report::{Action, AttachError, MainEnd, Notice, NoticeKind, Room, Settings, Usage};
 pub use stdin::Stdin;
 
 use std::collections::VecDeque;
 
 use crate::cause::{CancelReason, Cause, Counts, Oom, Record, StartStage, Stream};
 use crate::limits::UNCAPPED_RING;
-use crate::message::{ClosedWhy, Policy};
+use crate::message::{ClosedWhy, ExecState, Policy};
+use readers::Readers;
 use store::Store;
 
 /// The most notices of one exec; further memory kills are only counted.
 const MAX_NOTICES: usize = 64;
+/// Emptied blocks that each of an exec's stores keeps.
+const SPARES: usize = 4;
 /// The signal that asks a process to end.
 const SIGTERM: u8 = 15;
 
@@ -93,7 +98,7 @@ pub struct Exec {
     stores: [Store; 2],
     counts: [Counts; 2],
     open: [bool; 2],
-    acknowledged: [u64; 2],
+    readers: Readers,
     limited: bool,
     /// Set once bytes were thrown away, for the limit or another reason; from then on all are.
     discarding: bool,
@@ -121,14 +126,16 @@ impl Exec {
     /// An exec that is about to be started.
     pub fn new(settings: Settings, now: u64) -> Self {
         let most = settings.output_limit.unwrap_or(u64::MAX);
+        // What was consumed is kept in place of blocks that are free.
+        let spares = if settings.detached { 1 } else { SPARES };
         Self {
             settings,
             began: now,
             phase: Phase::Starting,
-            stores: [Store::new(most), Store::new(most)],
+            stores: [Store::new(most, spares), Store::new(most, spares)],
             counts: [Counts::default(); 2],
             open: [true; 2],
-            acknowledged: [0; 2],
+            readers: Readers::new(!settings.detached),
             limited: false,
             discarding: false,
             cutting: false,
@@ -179,6 +186,7 @@ impl Exec {
         self.stores[index].commit(count);
         self.counts[index].seen += count as u64;
         self.counts[index].forwarded += count as u64;
+        self.trim();
     }
 
     /// `count` bytes of a stream were read and thrown away.
@@ -317,20 +325,46 @@ impl Exec {
         }
     }
 
-    /// Bytes of each stream that a client has consumed; `true` if that made room where there was
-    /// none.
-    pub fn acknowledge(&mut self, consumed: [u64; 2]) -> bool {
-        let full = self.ring_room() == 0;
-        for index in [0, 1] {
-            let end = self.stores[index].end();
-            self.acknowledged[index] = self.acknowledged[index]
-                .saturating_add(consumed[index])
-                .min(end);
-            if self.settings.output_limit.is_none() {
-                self.stores[index].release(self.acknowledged[index]);
-            }
+    /// One more reader, from an offset of each stream on. Nothing behind that leaves the store before it was consumed.
+    ///
+    /// # Errors
+    /// [`AttachError`]; nothing has changed then.
+    pub fn attach(&mut self, from: [u64; 2]) -> Result<Reader, AttachError> {
+        let [earliest, length] = [
+            self.stores.each_ref().map(Store::earliest),
+            self.stores.each_ref().map(Store::end),
+        ];
+        if from[0] < earliest[0] || from[1] < earliest[1] {
+            let possible = [from[0].max(earliest[0]), from[1].max(earliest[1])];
+            return Err(AttachError::BelowStart { earliest, possible });
         }
+        if from[0] > length[0] || from[1] > length[1] {
+            return Err(AttachError::BeyondEnd { from, length });
+        }
+        Ok(self.readers.attach(from))
+    }
+
+    /// A reader takes no more; `true` if that made room where there was none.
+    pub fn detach(&mut self, reader: Reader) -> bool {
+        self.with_readers(|readers, _| readers.detach(reader))
+    }
+
+    /// Bytes of each stream that a reader has consumed; `true` if that made room where there was
+    /// none.
+    pub fn acknowledge(&mut self, reader: Reader, consumed: [u64; 2]) -> bool {
+        self.with_readers(|readers, lengths| readers.consumed(reader, consumed, lengths))
+    }
+
+    fn with_readers(&mut self, change: impl FnOnce(&mut Readers, [u64; 2])) -> bool {
+        let full = self.ring_room() == 0;
+        change(&mut self.readers, self.stores.each_ref().map(Store::end));
+        self.trim();
         full && self.ring_room() > 0
+    }
+
+    /// From now on it is kept as a detached exec is.
+    pub fn keep(&mut self) {
+        self.settings.detached = true;
     }
 
     /// The clock says `now`: carries out what has become due.
@@ -453,6 +487,27 @@ impl Exec {
         self.stores[stream.index()].slice(offset, limit)
     }
 
+    /// What it is doing, for people.
+    pub fn state(&self) -> ExecState {
+        let full = self.settings.output_limit.is_none()
+            && !self.discarding
+            && self.open != [false; 2]
+            && self.ring_room() == 0
+            && !self.nobody_waits();
+        match self.phase {
+            Phase::Ended => ExecState::Ended,
+            Phase::Starting => ExecState::Starting,
+            _ if full => ExecState::Waiting,
+            Phase::Running if !self.kill_sent => ExecState::Running,
+            _ => ExecState::Ending,
+        }
+    }
+
+    /// Once it has ended: gives back what its stores hold beyond the bytes themselves; what they take then.
+    pub fn seal(&mut self) -> u64 {
+        self.stores.iter_mut().map(Store::seal).sum()
+    }
+
     /// The record, once the exec has ended. It goes after the last byte.
     pub fn record(&self) -> Option<&Record> {
         self.record.as_ref()
@@ -462,10 +517,39 @@ impl Exec {
 
     /// Bytes that an uncapped exec may still take before the client has consumed some.
     fn ring_room(&self) -> u64 {
+        let consumed = self.readers.consumed_by_all();
         let waiting: u64 = (0..2)
-            .map(|index| self.stores[index].end() - self.acknowledged[index])
+            .map(|index| self.stores[index].end() - consumed[index])
             .sum();
         (UNCAPPED_RING as u64).saturating_sub(waiting)
+    }
+
+    /// What was consumed leaves an uncapped exec's stores: at once, or from a detached one when the ring is full.
+    fn trim(&mut self) {
+        if self.settings.output_limit.is_some() {
+            return;
+        }
+        let consumed = self.readers.consumed_by_all();
+        if !self.settings.detached {
+            for (store, consumed) in self.stores.iter_mut().zip(consumed) {
+                store.release(consumed);
+            }
+            return;
+        }
+        let held = |stores: &[Store; 2]| -> u64 {
+            stores
+                .iter()
+                .map(|store| store.end() - store.earliest())
+                .sum()
+        };
+        while held(&self.stores) > UNCAPPED_RING as u64 {
+            let spare =
+                |index: usize| consumed[index].saturating_sub(self.stores[index].earliest());
+            let most = usize::from(spare(1) > spare(0));
+            if !self.stores[most].release_block(consumed[most]) {
+                return;
+            }
+        }
     }
 
     /// It was killed and is gone: bytes that find no room now will never find any in time.

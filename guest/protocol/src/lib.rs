@@ -94,6 +94,9 @@ pub mod cause;
 pub mod control;
 pub mod exec;
 pub mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+#[allow(clippy::panic)] // What it is for.
+pub mod fuzzing;
 pub mod generation;
 pub mod hello;
 pub mod limits;
@@ -102,16 +105,18 @@ pub mod session;
 pub mod units;
 mod wire;
 
-pub use cause::{CancelReason, Cause, Counts, Oom, OomScope, Record, StartStage, Stream};
+pub use cause::{
+    CancelReason, Cause, CauseKind, Counts, Oom, OomScope, Record, StartStage, Stream,
+};
 pub use frame::{Decoder, Frame, FrameError, HEADER_LEN, Header};
 pub use generation::GenerationId;
 pub use hello::{Hello, VERSIONS, Versions};
 pub use limits::{AGENT_PORT, CONTROL_PORT};
 pub use message::{
     AgentCounters, AgentMessage, ClientMessage, ClosedWhy, ControlToAgent, ControlToHost,
-    DownReason, ExecRequest, FrameKind, GoodbyeCode, InvalidRequest, Life, MessageError,
-    OUTPUT_HEAD, Policy, ReadyStage, RefusedCode, TooLarge, User, Winsize, max_payload,
-    output_head,
+    DownReason, ExecInfo, ExecRequest, ExecState, ExecsPage, FrameKind, GoodbyeCode,
+    InvalidRequest, Life, MessageError, OUTPUT_HEAD, Policy, ReadyStage, Refusal, RefusedCode,
+    TooLarge, User, Winsize, max_payload, output_head,
 };
 pub use wire::WireError;
 

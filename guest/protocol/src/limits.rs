@@ -16,6 +16,15 @@ pub const MAX_DATA: usize = MAX_PAYLOAD - 128;
 pub const MAX_STRINGS: usize = 16 << 10;
 /// The longest message, name or reason in bytes.
 pub const MAX_TEXT: usize = 1024;
+/// The longest string of a request's arguments or environment: the kernel's `MAX_ARG_STRLEN` less the zero byte behind
+/// it.
+pub const MAX_STRING: usize = (128 << 10) - 1;
+/// The most numbers of a refusal.
+pub const MAX_NUMBERS: usize = 64;
+/// The most execs in one part of a list.
+pub const MAX_LISTED: usize = 256;
+/// The longest command in a list, in bytes.
+pub const MAX_COMMAND: usize = 128;
 /// The most supplementary groups of a user.
 pub const MAX_GROUPS: usize = 1024;
 /// The most execs that one session may have at a time.

@@ -4,12 +4,16 @@ mod agent;
 mod client;
 mod control;
 mod counters;
+mod listing;
+mod refusal;
 mod request;
 
-pub use agent::{AgentMessage, ClosedWhy, GoodbyeCode, OUTPUT_HEAD, RefusedCode, output_head};
+pub use agent::{AgentMessage, ClosedWhy, GoodbyeCode, OUTPUT_HEAD, output_head};
 pub use client::ClientMessage;
 pub use control::{ControlToAgent, ControlToHost, DownReason, Life, ReadyStage};
 pub use counters::AgentCounters;
+pub use listing::{ExecInfo, ExecState, ExecsPage};
+pub use refusal::{Refusal, RefusedCode};
 pub use request::{ExecRequest, InvalidRequest, Policy, User, Winsize};
 
 use crate::frame::{HEADER_LEN, Header};
@@ -97,6 +101,20 @@ frame_kinds! {
     Credit = 0x08, 16;
     /// Client to agent: are you there.
     Ping = 0x09, 0;
+    /// Client to agent: the output of an exec from some offsets on, and its end.
+    Attach = 0x0a, 32;
+    /// Client to agent: the end of an exec.
+    Wait = 0x0b, 8;
+    /// Client to agent: no more of what was asked for by attach or wait.
+    Detach = 0x0c, 0;
+    /// Client to agent: which execs there are.
+    List = 0x0d, 8;
+    /// Client to agent: a signal for the main process of an exec of the guest.
+    SignalExec = 0x0e, 9;
+    /// Client to agent: end an exec of the guest.
+    CancelExec = 0x0f, 17;
+    /// Client to agent: forget an exec that has ended, with its output and its record.
+    Release = 0x10, 8;
     /// Agent to client: the first frame.
     AgentHello = 0x41, 44;
     /// Agent to client: the process runs.
@@ -119,6 +137,10 @@ frame_kinds! {
     Pong = 0x4a, 0;
     /// Agent to client: the session ends, and why.
     Goodbye = 0x4b, MAX_PAYLOAD;
+    /// Agent to client: what was asked for is done.
+    Done = 0x4c, 0;
+    /// Agent to client: a part of the list of execs.
+    Execs = 0x4d, MAX_PAYLOAD;
     /// Agent to host: the first frame of the control connection.
     ControlHello = 0x81, 20;
     /// Agent to host: this generation is applied.
@@ -143,6 +165,23 @@ frame_kinds! {
     Confirmed = 0xc4, 32;
     /// Host to agent: what have you counted.
     AskCounters = 0xc5, 8;
+}
+
+impl FrameKind {
+    /// A client's frame that has a new id.
+    pub(crate) fn begins(self) -> bool {
+        matches!(
+            self,
+            Self::Exec
+                | Self::Ping
+                | Self::Attach
+                | Self::Wait
+                | Self::List
+                | Self::SignalExec
+                | Self::CancelExec
+                | Self::Release
+        )
+    }
 }
 
 /// Appends a whole frame: room for the header, the payload that `write` gives, then the header
@@ -179,5 +218,7 @@ fn seal(
 
 #[cfg(test)]
 mod golden;
+#[cfg(test)]
+mod samples;
 #[cfg(test)]
 mod tests;

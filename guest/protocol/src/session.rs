@@ -15,7 +15,7 @@ mod inbound;
 mod outbox;
 mod outgoing;
 
-pub use agent::{AgentSession, Execs, MissingExec, Request};
+pub use agent::{AgentSession, Ask, Execs, MissingExec, Request};
 pub use client::{ClientSession, Event, RequestError};
 pub(crate) use inbound::Inbound;
 pub(crate) use outgoing::Outgoing;
@@ -148,6 +148,8 @@ fn demand(holds: bool, violation: impl FnOnce() -> Violation) -> Result<(), Viol
     Err(violation())
 }
 
+#[cfg(test)]
+mod attach;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]

@@ -39,8 +39,8 @@ pub(crate) fn status(
     }
     let record = match ended {
         Ended::Exit(record) => record,
-        Ended::Refused { message, .. } => {
-            return Err(format!("the agent refused the command: {message}"));
+        Ended::Refused(refusal) => {
+            return Err(format!("the agent refused the command: {refusal}"));
         }
         Ended::Lost(lost) => return Err(format!("the command is lost: {lost}")),
     };

@@ -157,8 +157,8 @@ fn object(event: &Event) -> Value {
 pub fn exit_object(ended: &Ended) -> Value {
     let mut line = match ended {
         Ended::Exit(record) => of_record(record),
-        Ended::Refused { code, message } => json!({
-            "cause": "lost", "reason": format!("refused ({}): {message}", code.name()),
+        Ended::Refused(refusal) => json!({
+            "cause": "lost", "reason": format!("refused ({}): {refusal}", refusal.code.name()),
         }),
         Ended::Lost(lost) => json!({
             "cause": "lost", "reason": lost.reason,
@@ -210,14 +210,9 @@ fn of_record(record: &Record) -> Value {
 
 /// Names of the signals that end processes (signal(7), x86).
 fn signal_name(number: u8) -> String {
-    const NAMES: [&str; 31] = [
-        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
-        "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
-        "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
-    ];
     match usize::from(number)
         .checked_sub(1)
-        .and_then(|index| NAMES.get(index))
+        .and_then(|index| super::units::SIGNALS.get(index))
     {
         Some(name) => format!("SIG{name}"),
         None => format!("SIG{number}"),

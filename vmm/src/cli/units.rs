@@ -47,6 +47,49 @@ pub fn time(text: &str) -> Result<Duration, String> {
         .map_err(|error| error.to_string())
 }
 
+/// The number of an exec in its guest.
+pub fn exec(text: &str) -> Result<u64, String> {
+    text.parse()
+        .ok()
+        .filter(|number| *number > 0)
+        .ok_or_else(|| format!("{text:?} is no exec's number: 'vmm ps NAME' lists them"))
+}
+
+/// Offsets in stdout and stderr.
+pub fn offsets(text: &str) -> Result<[u64; 2], String> {
+    let parse = || {
+        let (stdout, stderr) = text.split_once(',')?;
+        Some([stdout.parse().ok()?, stderr.parse().ok()?])
+    };
+    parse().ok_or_else(|| format!("{text:?}: use STDOUT,STDERR in bytes, as in 5000,0"))
+}
+
+/// A time that may be zero.
+pub fn grace(text: &str) -> Result<Duration, String> {
+    match text {
+        "0" | "0s" => Ok(Duration::ZERO),
+        text => time(text),
+    }
+}
+
+/// Names of the signals 1 to 31 (signal(7), x86), without their SIG.
+pub const SIGNALS: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
+    "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
+    "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+];
+
+/// A signal's number, or its name in any case, with or without SIG.
+pub fn signal(text: &str) -> Result<u8, String> {
+    let name = text.to_ascii_uppercase();
+    let name = name.strip_prefix("SIG").unwrap_or(&name);
+    let number = match SIGNALS.iter().position(|known| *known == name) {
+        Some(index) => u8::try_from(index + 1).ok(),
+        None => text.parse().ok().filter(|number| (1..=64).contains(number)),
+    };
+    number.ok_or_else(|| format!("{text:?} is no signal: use a name such as TERM, or 1 to 64"))
+}
+
 /// A cap on output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutputLimit(pub Option<u64>);
@@ -112,6 +155,39 @@ pub fn user(text: &str) -> Result<User, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signals_go_by_name_and_number() {
+        for (text, number) in [
+            ("TERM", 15),
+            ("sigkill", 9),
+            ("10", 10),
+            ("64", 64),
+            ("Usr1", 10),
+        ] {
+            assert_eq!(signal(text), Ok(number), "{text}");
+        }
+        for text in ["", "0", "65", "-1", "SIG", "SIG9", "NONE", "1.5"] {
+            assert!(
+                signal(text).unwrap_err().contains(&format!("{text:?}")),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn numbers_of_execs_and_offsets_are_exact() {
+        assert_eq!(exec("18446744073709551615"), Ok(u64::MAX));
+        for text in ["", "0", "-1", "x", "1.0", "18446744073709551616"] {
+            assert!(exec(text).is_err(), "{text}");
+        }
+        assert_eq!(offsets("5000,0"), Ok([5000, 0]));
+        for text in ["", "5000", ",", "1,", "1,2,3", "-1,0", "1, 2", "1M,0"] {
+            assert!(offsets(text).is_err(), "{text}");
+        }
+        assert_eq!(grace("0"), Ok(Duration::ZERO));
+        assert!(grace("-1s").is_err());
+    }
 
     #[test]
     fn units_are_exact() {

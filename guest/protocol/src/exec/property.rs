@@ -8,15 +8,43 @@ use super::*;
 
 #[derive(Debug, Clone)]
 enum Step {
-    Write { stream: usize, count: usize },
-    Read { stream: usize, most: usize },
-    CloseWriter { stream: usize },
-    Consume { stdout: u64, stderr: u64 },
-    Cancel { grace: u64, lost: bool },
-    Pass { time: u64 },
-    Exit { code: u8 },
+    Write {
+        stream: usize,
+        count: usize,
+    },
+    Read {
+        stream: usize,
+        most: usize,
+    },
+    CloseWriter {
+        stream: usize,
+    },
+    Consume {
+        reader: usize,
+        stdout: u64,
+        stderr: u64,
+    },
+    Attach {
+        back: u64,
+    },
+    Detach {
+        reader: usize,
+    },
+    LoseClient,
+    Cancel {
+        grace: u64,
+        lost: bool,
+    },
+    Pass {
+        time: u64,
+    },
+    Exit {
+        code: u8,
+    },
     LeafEmpty,
-    Oom { main: bool },
+    Oom {
+        main: bool,
+    },
     Act,
 }
 
@@ -31,7 +59,11 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..2_usize, size.clone()).prop_map(|(stream, count)| Step::Write { stream, count }),
         4 => (0..2_usize, size).prop_map(|(stream, most)| Step::Read { stream, most }),
         1 => (0..2_usize).prop_map(|stream| Step::CloseWriter { stream }),
-        2 => (0..500_000_u64, 0..500_000_u64).prop_map(|(stdout, stderr)| Step::Consume { stdout, stderr }),
+        2 => (0..4_usize, 0..500_000_u64, 0..500_000_u64)
+            .prop_map(|(reader, stdout, stderr)| Step::Consume { reader, stdout, stderr }),
+        1 => prop_oneof![Just(0_u64), 0..3_000_000_u64].prop_map(|back| Step::Attach { back }),
+        1 => (0..4_usize).prop_map(|reader| Step::Detach { reader }),
+        1 => Just(Step::LoseClient),
         1 => (0..3_u64, any::<bool>()).prop_map(|(grace, lost)| Step::Cancel { grace: grace * 1000, lost }),
         1 => prop_oneof![1..5000_u64, Just(600_000_000_u64)].prop_map(|time| Step::Pass { time }),
         1 => any::<u8>().prop_map(|code| Step::Exit { code }),
@@ -44,6 +76,8 @@ fn step() -> impl Strategy<Value = Step> {
 struct Watch {
     limited_at: Option<[u64; 2]>,
     lengths: [u64; 2],
+    /// Who attached, and how far each has come.
+    readers: Vec<(Reader, [u64; 2])>,
 }
 
 impl Watch {
@@ -63,6 +97,14 @@ impl Watch {
                 "{stream} is a prefix"
             );
             assert_eq!(earliest + bytes.len(), lengths[index] as usize);
+        }
+        for (_, position) in &self.readers {
+            for stream in BOTH {
+                assert!(
+                    rig.exec.earliest(stream) <= position[stream.index()],
+                    "nothing that a reader has to come leaves the store"
+                );
+            }
         }
         if let Some(limit) = limit {
             assert!(lengths[0] + lengths[1] <= limit);
@@ -88,7 +130,7 @@ impl Watch {
     }
 }
 
-fn apply(rig: &mut Rig, step: &Step) {
+fn apply(rig: &mut Rig, watch: &mut Watch, step: &Step) {
     match *step {
         Step::Write { stream, count } => {
             let salt = rig.written[stream].len() as u8;
@@ -100,7 +142,47 @@ fn apply(rig: &mut Rig, step: &Step) {
         }
         Step::Read { stream, most } => rig.read(BOTH[stream], most),
         Step::CloseWriter { stream } => rig.held[stream] = false,
-        Step::Consume { stdout, stderr } => drop(rig.exec.acknowledge([stdout, stderr])),
+        Step::Consume {
+            reader,
+            stdout,
+            stderr,
+        } => {
+            let at = reader % (watch.readers.len() + 1);
+            let (reader, position) = match watch.readers.get_mut(at) {
+                Some((reader, position)) => (*reader, Some(position)),
+                None => (Reader::FIRST, None),
+            };
+            let lengths = BOTH.map(|stream| rig.exec.length(stream));
+            rig.exec.acknowledge(reader, [stdout, stderr]);
+            if let Some(position) = position {
+                position[0] = lengths[0].min(position[0] + stdout);
+                position[1] = lengths[1].min(position[1] + stderr);
+            }
+        }
+        Step::Attach { back } => {
+            let from = BOTH.map(|stream| rig.exec.length(stream).saturating_sub(back));
+            let earliest = BOTH.map(|stream| rig.exec.earliest(stream));
+            match rig.exec.attach(from) {
+                Ok(reader) => watch.readers.push((reader, from)),
+                Err(AttachError::BelowStart {
+                    earliest: named,
+                    possible,
+                }) => {
+                    assert_eq!(named, earliest);
+                    assert!(from[0] < earliest[0] || from[1] < earliest[1]);
+                    assert!(possible[0] >= earliest[0] && possible[1] >= earliest[1]);
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        Step::Detach { reader } => {
+            if !watch.readers.is_empty() {
+                let at = reader % watch.readers.len();
+                let (reader, _) = watch.readers.swap_remove(at);
+                rig.exec.detach(reader);
+            }
+        }
+        Step::LoseClient => drop(rig.exec.detach(Reader::FIRST).then_some(())),
         Step::Cancel { grace, lost } => {
             let reason = if lost {
                 CancelReason::ClientLost
@@ -140,17 +222,19 @@ proptest! {
         drain in any::<bool>(),
         timeout in prop_oneof![Just(0_u64), 1..20_000_u64],
         unkillable in any::<bool>(),
+        detached in any::<bool>(),
         steps in proptest::collection::vec(step(), 0..60),
     ) {
         let mut request = crate::ExecRequest::new(["test"]);
         request.output_limit = limit;
         request.policy = if drain { Policy::Drain } else { Policy::Kill };
         request.timeout_ns = timeout;
+        request.detached = detached;
         let mut rig = Rig::new(Settings::new(&request));
         rig.unkillable = unkillable;
-        let mut watch = Watch { limited_at: None, lengths: [0; 2] };
+        let mut watch = Watch { limited_at: None, lengths: [0; 2], readers: Vec::new() };
         for step in &steps {
-            apply(&mut rig, step);
+            apply(&mut rig, &mut watch, step);
             watch.check(&rig, limit);
         }
 

@@ -13,6 +13,8 @@ pub struct Settings {
     pub output_limit: Option<u64>,
     /// How long it may run; 0 for no end.
     pub timeout_ns: u64,
+    /// It outlives its client: it begins without a reader, and an uncapped one keeps a ring of what was consumed, too.
+    pub detached: bool,
     /// How long the streams may stay open after the main process's exit.
     pub drain_ns: u64,
     /// How long a killed leaf has to become empty before the record says that it is not.
@@ -26,6 +28,7 @@ impl Settings {
             policy: request.policy,
             output_limit: request.output_limit,
             timeout_ns: request.timeout_ns,
+            detached: request.detached,
             drain_ns: 500_000_000,
             contain_ns: 2_000_000_000,
         }
@@ -67,6 +70,28 @@ pub enum Room<'a> {
     Wait,
     /// The stream is closed.
     Closed,
+}
+
+/// Why output cannot be had from some offsets on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AttachError {
+    /// Some of it is kept no longer.
+    #[error("output before offset {} of stdout and {} of stderr is kept no longer: attach from {},{}",
+        .earliest[0], .earliest[1], .possible[0], .possible[1])]
+    BelowStart {
+        /// The first offsets that can be had.
+        earliest: [u64; 2],
+        /// What was asked for, raised to them.
+        possible: [u64; 2],
+    },
+    /// There is nothing there yet.
+    #[error("offsets {},{} are beyond the {} bytes of stdout and {} of stderr that there are", .from[0], .from[1], .length[0], .length[1])]
+    BeyondEnd {
+        /// What was asked for.
+        from: [u64; 2],
+        /// The lengths of the streams.
+        length: [u64; 2],
+    },
 }
 
 /// How the main process ended.

@@ -14,18 +14,20 @@ pub(super) struct Store {
     blocks: VecDeque<Box<[u8]>>,
     /// Emptied blocks, kept for the next need: a store at full speed neither allocates nor frees.
     spares: Vec<Box<[u8]>>,
+    most_spares: usize,
     block: usize,
     base: u64,
     end: u64,
 }
 
 impl Store {
-    /// A store that will hold at most about `most` bytes at a time.
-    pub(super) fn new(most: u64) -> Self {
+    /// A store that will hold at most about `most` bytes at a time, and keeps so many emptied blocks.
+    pub(super) fn new(most: u64, most_spares: usize) -> Self {
         let block = usize::try_from(most).unwrap_or(BLOCK).clamp(1, BLOCK);
         Self {
             blocks: VecDeque::new(),
             spares: Vec::new(),
+            most_spares,
             block,
             base: 0,
             end: 0,
@@ -90,13 +92,33 @@ impl Store {
 
     /// Bytes before this offset may go; whole blocks of them do.
     pub(super) fn release(&mut self, offset: u64) {
-        while offset.min(self.end) >= self.base + self.block as u64 {
-            let Some(block) = self.blocks.pop_front() else {
-                return;
-            };
-            self.base += self.block as u64;
+        while self.release_block(offset) {}
+    }
+
+    /// One block goes, if all of it lies before this offset; whether one did.
+    pub(super) fn release_block(&mut self, offset: u64) -> bool {
+        if offset.min(self.end) < self.base + self.block as u64 {
+            return false;
+        }
+        let Some(block) = self.blocks.pop_front() else {
+            return false;
+        };
+        self.base += self.block as u64;
+        if self.spares.len() < self.most_spares {
             self.spares.push(block);
         }
+        true
+    }
+
+    /// Nothing more will come: what is held beyond the bytes themselves goes. The answer is what is left, in bytes.
+    pub(super) fn seal(&mut self) -> u64 {
+        self.spares = Vec::new();
+        let used = (self.end - self.base) as usize;
+        self.blocks.truncate(used.div_ceil(self.block));
+        if let (Some(last), rest @ 1..) = (self.blocks.back_mut(), used % self.block) {
+            *last = last[..rest].into();
+        }
+        self.blocks.iter().map(|block| block.len() as u64).sum()
     }
 }
 
@@ -128,7 +150,7 @@ mod tests {
     #[test]
     fn bytes_come_back_from_any_offset() {
         let bytes: Vec<u8> = (0..700_000_u32).map(|i| (i % 251) as u8).collect();
-        let mut store = Store::new(u64::MAX);
+        let mut store = Store::new(u64::MAX, 4);
         append(&mut store, &bytes);
         for from in [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 699_999, 700_000] {
             assert_eq!(collect(&store, from as u64), bytes[from..], "from {from}");
@@ -137,7 +159,7 @@ mod tests {
 
     #[test]
     fn released_blocks_are_used_again() {
-        let mut store = Store::new(8);
+        let mut store = Store::new(8, 1);
         for round in 0_u8..100 {
             append(&mut store, &[round; 8]);
             assert_eq!(collect(&store, u64::from(round) * 8), [round; 8]);
@@ -149,8 +171,23 @@ mod tests {
     }
 
     #[test]
+    fn sealed_store_has_its_bytes_and_nothing_else() {
+        let mut store = Store::new(10, 4);
+        append(&mut store, &[1; 27]);
+        store.release(15);
+        assert_eq!(store.seal(), 17);
+        assert_eq!(collect(&store, 10), [1; 17]);
+        store.release(u64::MAX);
+        assert_eq!(store.seal(), 7);
+        let mut empty = Store::new(10, 4);
+        assert_eq!(empty.seal(), 0);
+        empty.space(3);
+        assert_eq!(empty.seal(), 0);
+    }
+
+    #[test]
     fn release_keeps_what_is_not_acknowledged() {
-        let mut store = Store::new(10);
+        let mut store = Store::new(10, 4);
         append(&mut store, &[1; 25]);
         store.release(19);
         assert_eq!((store.earliest(), store.end()), (10, 25));

@@ -279,7 +279,7 @@ fn ex15_uncapped_exec_without_reader_waits_and_a_timeout_ends_it() {
         "the ring is shared"
     );
 
-    assert!(rig.exec.acknowledge([MIB as u64 / 2, 0]));
+    assert!(rig.exec.acknowledge(Reader::FIRST, [MIB as u64 / 2, 0]));
     rig.turn();
     assert_eq!(rig.exec.length(Stream::Stdout), MIB as u64 * 3 / 2);
     assert!(rig.exec.earliest(Stream::Stdout) > 0);
@@ -300,7 +300,7 @@ fn ex15_slow_reader_loses_nothing_of_a_workload_that_has_ended() {
     rig.turn();
     rig.tick(10_000_000_000);
     assert_eq!(rig.cause(), None, "ten bytes wait in the pipe");
-    rig.exec.acknowledge([100, 0]);
+    rig.exec.acknowledge(Reader::FIRST, [100, 0]);
     rig.turn();
     assert_eq!(rig.cause(), Some(&Cause::Exited(0)));
     let record = rig.exec.record().unwrap();

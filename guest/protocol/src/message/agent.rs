@@ -1,6 +1,6 @@
 //! Agent to client.
 
-use super::{FrameKind, MessageError, TooLarge, seal};
+use super::{ExecsPage, FrameKind, MessageError, Refusal, TooLarge, seal};
 use crate::cause::{Oom, Record, Stream, wire_enum};
 use crate::frame::{Frame, HEADER_LEN, Header};
 use crate::hello::Hello;
@@ -38,13 +38,8 @@ pub enum AgentMessage<'a> {
     StdinCredit(u64),
     /// The end, after the last byte.
     Exit(Box<Record>),
-    /// The request was not taken; nothing ran, and its id is free.
-    Refused {
-        /// Why.
-        code: RefusedCode,
-        /// In plain words.
-        message: String,
-    },
+    /// The request was not taken; nothing was done, and its id is free.
+    Refused(Refusal),
     /// The answer to a ping.
     Pong,
     /// The session ends here.
@@ -54,6 +49,10 @@ pub enum AgentMessage<'a> {
         /// In plain words.
         message: String,
     },
+    /// What was asked for is done.
+    Done,
+    /// A part of the list of execs.
+    Execs(ExecsPage),
 }
 
 wire_enum! {
@@ -65,21 +64,6 @@ wire_enum! {
     Ended = 2 => "ended",
     /// Stdin was not asked for.
     NotAsked = 3 => "not_asked",
-}
-
-wire_enum! {
-    /// Why a request was not taken.
-    RefusedCode, "refused code",
-    /// The request is invalid.
-    Invalid = 1 => "invalid",
-    /// The session has as many execs as it may have.
-    TooManyExecs = 2 => "too_many_execs",
-    /// Its store does not fit into the budget.
-    NoBudget = 3 => "no_budget",
-    /// The guest goes down.
-    GoingDown = 4 => "going_down",
-    /// The agent of this version or guest cannot do it.
-    Unsupported = 5 => "unsupported",
 }
 
 wire_enum! {
@@ -147,9 +131,11 @@ impl<'a> AgentMessage<'a> {
             Self::StdinClosed(_) => FrameKind::StdinClosed,
             Self::StdinCredit(_) => FrameKind::StdinCredit,
             Self::Exit(_) => FrameKind::Exit,
-            Self::Refused { .. } => FrameKind::Refused,
+            Self::Refused(_) => FrameKind::Refused,
             Self::Pong => FrameKind::Pong,
             Self::Goodbye { .. } => FrameKind::Goodbye,
+            Self::Done => FrameKind::Done,
+            Self::Execs(_) => FrameKind::Execs,
         }
     }
 
@@ -182,13 +168,12 @@ impl<'a> AgentMessage<'a> {
                 writer.u64(*bytes);
             }
             Self::Exit(record) => record.write(writer),
-            Self::Refused { code, message } => {
-                writer.u8(*code as u8).text(message, MAX_TEXT);
-            }
+            Self::Refused(refusal) => refusal.write(writer),
+            Self::Execs(page) => page.write(writer),
             Self::Goodbye { code, message } => {
                 writer.u8(*code as u8).text(message, MAX_TEXT);
             }
-            Self::Pong => {}
+            Self::Pong | Self::Done => {}
         }
     }
 
@@ -217,7 +202,9 @@ impl<'a> AgentMessage<'a> {
                 .map(Self::StdinClosed),
             FrameKind::StdinCredit => reader.u64("stdin credit").map(Self::StdinCredit),
             FrameKind::Exit => Record::read(reader).map(|record| Self::Exit(Box::new(record))),
-            FrameKind::Refused => refused(reader),
+            FrameKind::Refused => Refusal::read(reader).map(Self::Refused),
+            FrameKind::Done => Ok(Self::Done),
+            FrameKind::Execs => ExecsPage::read(reader).map(Self::Execs),
             FrameKind::Pong => Ok(Self::Pong),
             FrameKind::Goodbye => goodbye(reader),
             _ => return Err(MessageError::Direction { kind }),
@@ -254,14 +241,6 @@ fn limit<'a>(reader: &mut Reader<'_>) -> Result<AgentMessage<'a>, WireError> {
         reader.u64("stdout length")?,
         reader.u64("stderr length")?,
     ]))
-}
-
-fn refused<'a>(reader: &mut Reader<'_>) -> Result<AgentMessage<'a>, WireError> {
-    let code = RefusedCode::from_wire(reader.u8("refused code")?)?;
-    Ok(AgentMessage::Refused {
-        code,
-        message: reader.text(MAX_TEXT, "message")?,
-    })
 }
 
 fn goodbye<'a>(reader: &mut Reader<'_>) -> Result<AgentMessage<'a>, WireError> {

@@ -35,6 +35,42 @@ pub enum ClientMessage<'a> {
     Credit([u64; 2]),
     /// Answered by a pong with the same id.
     Ping,
+    /// The output of an exec from these offsets on, its notices from the first, and its end, under the frame's id.
+    Attach {
+        /// The exec's number in the guest.
+        exec: u64,
+        /// Offsets in stdout and stderr.
+        from: [u64; 2],
+        /// As in an exec request.
+        window: u64,
+    },
+    /// The end of an exec, by its number, under the frame's id.
+    Wait(u64),
+    /// Ends an attach or a wait, not its exec; answered by done.
+    Detach,
+    /// The execs with numbers above this one.
+    List {
+        /// Where to begin; 0 for the first.
+        after: u64,
+    },
+    /// A signal for the main process of an exec; answered by done.
+    SignalExec {
+        /// The exec's number in the guest.
+        exec: u64,
+        /// The signal's number.
+        signal: u8,
+    },
+    /// Ends an exec as [`Cancel`](Self::Cancel) does; answered by done.
+    CancelExec {
+        /// The exec's number in the guest.
+        exec: u64,
+        /// Who wants it.
+        reason: CancelReason,
+        /// Time between `SIGTERM` and the kill, in nanoseconds.
+        grace_ns: u64,
+    },
+    /// Forgets an exec that has ended, by its number; answered by done.
+    Release(u64),
 }
 
 impl<'a> ClientMessage<'a> {
@@ -50,6 +86,13 @@ impl<'a> ClientMessage<'a> {
             Self::Cancel { .. } => FrameKind::Cancel,
             Self::Credit(_) => FrameKind::Credit,
             Self::Ping => FrameKind::Ping,
+            Self::Attach { .. } => FrameKind::Attach,
+            Self::Wait(_) => FrameKind::Wait,
+            Self::Detach => FrameKind::Detach,
+            Self::List { .. } => FrameKind::List,
+            Self::SignalExec { .. } => FrameKind::SignalExec,
+            Self::CancelExec { .. } => FrameKind::CancelExec,
+            Self::Release(_) => FrameKind::Release,
         }
     }
 
@@ -77,7 +120,24 @@ impl<'a> ClientMessage<'a> {
             Self::Credit([stdout, stderr]) => {
                 writer.u64(*stdout).u64(*stderr);
             }
-            Self::StdinClose | Self::Ping => {}
+            Self::Attach { exec, from, window } => {
+                let [stdout, stderr] = from;
+                writer.u64(*exec).u64(*stdout).u64(*stderr).u64(*window);
+            }
+            Self::Wait(number) | Self::List { after: number } | Self::Release(number) => {
+                writer.u64(*number);
+            }
+            Self::SignalExec { exec, signal } => {
+                writer.u64(*exec).u8(*signal);
+            }
+            Self::CancelExec {
+                exec,
+                reason,
+                grace_ns,
+            } => {
+                writer.u64(*exec).u8(*reason as u8).u64(*grace_ns);
+            }
+            Self::StdinClose | Self::Ping | Self::Detach => {}
         }
     }
 
@@ -97,6 +157,13 @@ impl<'a> ClientMessage<'a> {
             FrameKind::Cancel => cancel(&mut reader),
             FrameKind::Credit => credit(&mut reader).map(Self::Credit),
             FrameKind::Ping => Ok(Self::Ping),
+            FrameKind::Attach => attach(&mut reader),
+            FrameKind::Wait => reader.u64("exec number").map(Self::Wait),
+            FrameKind::Detach => Ok(Self::Detach),
+            FrameKind::List => reader.u64("exec number").map(|after| Self::List { after }),
+            FrameKind::SignalExec => signal_exec(&mut reader),
+            FrameKind::CancelExec => cancel_exec(&mut reader),
+            FrameKind::Release => reader.u64("exec number").map(Self::Release),
             _ => return Err(MessageError::Direction { kind }),
         };
         message
@@ -122,6 +189,29 @@ fn cancel<'a>(reader: &mut Reader<'_>) -> Result<ClientMessage<'a>, WireError> {
     let reason = CancelReason::from_wire(reader.u8("cancel reason")?)?;
     Ok(ClientMessage::Cancel {
         reason,
+        grace_ns: reader.u64("grace")?,
+    })
+}
+
+fn attach<'a>(reader: &mut Reader<'_>) -> Result<ClientMessage<'a>, WireError> {
+    Ok(ClientMessage::Attach {
+        exec: reader.u64("exec number")?,
+        from: [reader.u64("stdout offset")?, reader.u64("stderr offset")?],
+        window: reader.u64("window")?,
+    })
+}
+
+fn signal_exec<'a>(reader: &mut Reader<'_>) -> Result<ClientMessage<'a>, WireError> {
+    Ok(ClientMessage::SignalExec {
+        exec: reader.u64("exec number")?,
+        signal: reader.u8("signal").and_then(signal)?,
+    })
+}
+
+fn cancel_exec<'a>(reader: &mut Reader<'_>) -> Result<ClientMessage<'a>, WireError> {
+    Ok(ClientMessage::CancelExec {
+        exec: reader.u64("exec number")?,
+        reason: CancelReason::from_wire(reader.u8("cancel reason")?)?,
         grace_ns: reader.u64("grace")?,
     })
 }

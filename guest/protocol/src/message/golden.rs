@@ -5,7 +5,9 @@ use std::path::Path;
 
 use super::*;
 use crate::GenerationId;
-use crate::cause::{CancelReason, Cause, Counts, Oom, OomScope, Record, StartStage, Stream};
+use crate::cause::{
+    CancelReason, Cause, CauseKind, Counts, Oom, OomScope, Record, StartStage, Stream,
+};
 use crate::frame::Decoder;
 use crate::hello::{Hello, VERSIONS};
 
@@ -82,6 +84,8 @@ fn client_frames_are_those_of_the_specification() {
     (exec.stdin, exec.policy, exec.timeout_ns) = (true, Policy::Drain, 10_000_000_000);
     let mut plain = ExecRequest::new(["true"]);
     plain.output_limit = None;
+    let mut detached = ExecRequest::new(["true"]);
+    detached.detached = true;
 
     let mut vectors = Vectors::new("client.txt");
     let mut add = |name: &str, id, message: &ClientMessage<'_>| {
@@ -111,6 +115,28 @@ fn client_frames_are_those_of_the_specification() {
     );
     add("credit", 1, &ClientMessage::Credit([262_144, 12]));
     add("ping", 3, &ClientMessage::Ping);
+    add("exec_detached", 4, &ClientMessage::Exec(Box::new(detached)));
+    let attach = ClientMessage::Attach {
+        exec: 12,
+        from: [5000, 1],
+        window: 1 << 20,
+    };
+    add("attach", 5, &attach);
+    add("wait", 6, &ClientMessage::Wait(12));
+    add("detach", 5, &ClientMessage::Detach);
+    add("list", 7, &ClientMessage::List { after: 256 });
+    let signal = ClientMessage::SignalExec {
+        exec: 12,
+        signal: 10,
+    };
+    add("signal_exec", 8, &signal);
+    let cancel = ClientMessage::CancelExec {
+        exec: 12,
+        reason: CancelReason::Request,
+        grace_ns: 2_000_000_000,
+    };
+    add("cancel_exec", 9, &cancel);
+    add("release", 10, &ClientMessage::Release(12));
     vectors.check(|frame| ClientMessage::decode(frame).is_ok());
 }
 
@@ -201,10 +227,11 @@ fn agent_frames_are_those_of_the_specification() {
     add(
         "refused",
         2,
-        &AgentMessage::Refused {
+        &AgentMessage::Refused(Refusal {
             code: RefusedCode::NoBudget,
             message: "no room".into(),
-        },
+            numbers: vec![3, 9],
+        }),
     );
     add("pong", 3, &AgentMessage::Pong);
     add(
@@ -215,6 +242,33 @@ fn agent_frames_are_those_of_the_specification() {
             message: "gap".into(),
         },
     );
+    add("done", 10, &AgentMessage::Done);
+    let running = ExecInfo {
+        exec: 12,
+        pid: 345,
+        state: ExecState::Running,
+        kept: true,
+        clients: 1,
+        earliest: [0, 0],
+        length: [6, 1],
+        store_bytes: 1 << 20,
+        age_ns: 5_000_000_000,
+        progress_ns: 1_000_000_000,
+        cpu_ns: 20_000_000,
+        end: None,
+        command: "sh -c work".into(),
+    };
+    let ended = ExecInfo {
+        exec: 13,
+        state: ExecState::Ended,
+        end: Some((CauseKind::Exited, 7)),
+        ..running.clone()
+    };
+    let page = ExecsPage {
+        execs: vec![running, ended],
+        more: false,
+    };
+    add("execs", 7, &AgentMessage::Execs(page));
     vectors.check(|frame| AgentMessage::decode(frame).is_ok());
 }
 

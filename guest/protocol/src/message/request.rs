@@ -1,9 +1,15 @@
 //! What a client can ask to be run, and the check of it that both sides do.
 
 use crate::limits::{
-    MAX_EXEC_PAYLOAD, MAX_GROUPS, MAX_OUTPUT_LIMIT, MAX_STRINGS, MAX_TIMEOUT_NS, MAX_WINDOW,
+    MAX_EXEC_PAYLOAD, MAX_GROUPS, MAX_OUTPUT_LIMIT, MAX_STRING, MAX_STRINGS, MAX_TIMEOUT_NS,
+    MAX_WINDOW,
 };
 use crate::wire::{Reader, WireError, Writer};
+
+use super::RefusedCode;
+
+/// The bit of an exec request's flags for one that outlives its client.
+const DETACHED: u8 = 1;
 
 /// A command to run.
 ///
@@ -41,6 +47,9 @@ pub struct ExecRequest {
     pub output_limit: Option<u64>,
     /// Output bytes that may be on their way to the client at a time.
     pub window: u64,
+    /// It outlives its client, and is kept with its output until it is released. The request is over once it has
+    /// started: its output is had by attaching.
+    pub detached: bool,
 }
 
 impl ExecRequest {
@@ -57,6 +66,7 @@ impl ExecRequest {
             timeout_ns: 0,
             output_limit: Some(crate::limits::DEFAULT_OUTPUT_LIMIT),
             window: crate::limits::DEFAULT_WINDOW,
+            detached: false,
         }
     }
 
@@ -94,6 +104,18 @@ impl ExecRequest {
                     limit: MAX_STRINGS,
                 });
             }
+        }
+        for (field, list) in [("argv", &self.argv), ("env", &self.env)] {
+            if let Some(string) = list.iter().find(|string| string.len() > MAX_STRING) {
+                return Err(InvalidRequest::TooLong {
+                    field,
+                    length: string.len(),
+                    limit: MAX_STRING,
+                });
+            }
+        }
+        if self.detached && self.stdin {
+            return Err(InvalidRequest::DetachedStdin);
         }
         if let Some(groups) = self
             .user
@@ -159,7 +181,7 @@ impl ExecRequest {
         writer
             .bool(self.stdin)
             .u8(self.policy as u8)
-            .u8(0)
+            .u8(if self.detached { DETACHED } else { 0 })
             .u64(self.timeout_ns);
         writer
             .bool(self.output_limit.is_some())
@@ -184,7 +206,7 @@ impl ExecRequest {
         };
         let stdin = reader.bool("stdin flag")?;
         let policy = Policy::from_wire(reader.u8("policy")?)?;
-        reader.flags(0, "exec flags")?;
+        let detached = reader.flags(DETACHED, "exec flags")? & DETACHED != 0;
         let timeout_ns = reader.u64("timeout")?;
         let capped = reader.bool("output limit flag")?;
         let limit = reader.u64("output limit")?;
@@ -207,6 +229,7 @@ impl ExecRequest {
             timeout_ns,
             output_limit,
             window,
+            detached,
         })
     }
 }
@@ -307,6 +330,19 @@ pub enum InvalidRequest {
         /// The window.
         window: u64,
     },
+    /// A string is longer than the kernel takes one.
+    #[error("a string of {field} has {length} bytes, at most {limit} are allowed")]
+    TooLong {
+        /// The list.
+        field: &'static str,
+        /// Its length.
+        length: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// Nobody would be left to send it.
+    #[error("a detached exec has no stdin")]
+    DetachedStdin,
     /// Arguments and environment together are too large.
     #[error("the request has {length} bytes, at most {limit} are allowed")]
     TooLarge {
@@ -315,4 +351,16 @@ pub enum InvalidRequest {
         /// The limit.
         limit: usize,
     },
+}
+
+impl InvalidRequest {
+    /// How an agent says it.
+    pub(crate) fn code(&self) -> RefusedCode {
+        match self {
+            Self::TooMany { .. } | Self::TooLong { .. } | Self::TooLarge { .. } => {
+                RefusedCode::TooLarge
+            }
+            _ => RefusedCode::Invalid,
+        }
+    }
 }

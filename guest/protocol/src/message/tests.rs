@@ -1,12 +1,14 @@
 use proptest::prelude::*;
 
+use super::samples::{agent, client, to_agent, to_host};
 use super::*;
-use crate::GenerationId;
-use crate::cause::{CancelReason, Cause, Counts, Oom, OomScope, Record, StartStage, Stream};
+use crate::cause::{
+    CancelReason, Cause, CauseKind, Counts, Oom, OomScope, Record, StartStage, Stream,
+};
 use crate::frame::Frame;
-use crate::hello::{Hello, Versions};
 use crate::limits::{
-    MAX_DATA, MAX_GROUPS, MAX_OUTPUT_LIMIT, MAX_STRINGS, MAX_TEXT, MAX_TIMEOUT_NS, MAX_WINDOW,
+    MAX_DATA, MAX_GROUPS, MAX_LISTED, MAX_NUMBERS, MAX_OUTPUT_LIMIT, MAX_STRING, MAX_STRINGS,
+    MAX_TEXT, MAX_TIMEOUT_NS, MAX_WINDOW,
 };
 use crate::wire::WireError;
 
@@ -24,249 +26,6 @@ fn frame(kind: FrameKind, payload: &[u8]) -> Frame<'_> {
 
 fn payload(bytes: &[u8]) -> &[u8] {
     &bytes[HEADER_LEN..]
-}
-
-fn generation() -> impl Strategy<Value = GenerationId> {
-    any::<(u64, u128)>().prop_map(|(counter, public_id)| GenerationId { counter, public_id })
-}
-
-fn hello() -> impl Strategy<Value = Hello> {
-    (any::<(u16, u16, u64)>(), generation()).prop_map(
-        |((lowest, highest, features), generation)| Hello {
-            versions: Versions { lowest, highest },
-            features,
-            generation,
-        },
-    )
-}
-
-fn strings() -> impl Strategy<Value = Vec<Vec<u8>>> {
-    proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..20), 0..6)
-}
-
-fn winsize() -> impl Strategy<Value = Winsize> {
-    (1..=u16::MAX, 1..=u16::MAX).prop_map(|(rows, columns)| Winsize { rows, columns })
-}
-
-fn user() -> impl Strategy<Value = User> {
-    (
-        any::<(u32, u32)>(),
-        proptest::collection::vec(any::<u32>(), 0..5),
-    )
-        .prop_map(|((uid, gid), groups)| User { uid, gid, groups })
-}
-
-fn exec() -> impl Strategy<Value = ExecRequest> {
-    let lists = (
-        strings(),
-        strings(),
-        proptest::collection::vec(any::<u8>(), 0..20),
-    );
-    let rest = (
-        proptest::option::of(user()),
-        proptest::option::of(winsize()),
-        any::<(bool, bool, u64, Option<u64>, u64)>(),
-    );
-    (lists, rest).prop_map(
-        |((argv, env, cwd), (user, tty, (stdin, kill, timeout_ns, output_limit, window)))| {
-            let policy = if kill { Policy::Kill } else { Policy::Drain };
-            ExecRequest {
-                argv,
-                env,
-                cwd,
-                user,
-                tty,
-                stdin,
-                policy,
-                timeout_ns,
-                output_limit,
-                window,
-            }
-        },
-    )
-}
-
-fn one_of<T: Copy + std::fmt::Debug + 'static>(all: &'static [T]) -> impl Strategy<Value = T> {
-    proptest::sample::select(all)
-}
-
-fn client() -> impl Strategy<Value = ClientMessage<'static>> {
-    prop_oneof![
-        hello().prop_map(ClientMessage::Hello),
-        exec().prop_map(|exec| ClientMessage::Exec(Box::new(exec))),
-        Just(ClientMessage::Stdin(b"some bytes")),
-        Just(ClientMessage::Stdin(&[0xff; MAX_DATA])),
-        Just(ClientMessage::StdinClose),
-        (1..=64_u8).prop_map(ClientMessage::Signal),
-        winsize().prop_map(ClientMessage::Resize),
-        (one_of(CancelReason::ALL), any::<u64>())
-            .prop_map(|(reason, grace_ns)| ClientMessage::Cancel { reason, grace_ns }),
-        any::<[u64; 2]>().prop_map(ClientMessage::Credit),
-        Just(ClientMessage::Ping),
-    ]
-}
-
-fn oom() -> impl Strategy<Value = Oom> {
-    (one_of(OomScope::ALL), ".{0,20}", any::<(u32, u64, u64)>()).prop_map(
-        |(scope, victim, (pid, limit, peak))| Oom {
-            scope,
-            pid,
-            victim,
-            limit,
-            peak,
-        },
-    )
-}
-
-fn cause() -> impl Strategy<Value = Cause> {
-    prop_oneof![
-        any::<u8>().prop_map(Cause::Exited),
-        (1..=64_u8).prop_map(Cause::Signaled),
-        Just(Cause::TimedOut),
-        Just(Cause::OutputLimit),
-        oom().prop_map(Cause::OomKilled),
-        one_of(CancelReason::ALL).prop_map(Cause::Cancelled),
-        (one_of(StartStage::ALL), any::<i32>())
-            .prop_map(|(stage, errno)| Cause::StartFailed { stage, errno }),
-        ".{0,20}".prop_map(Cause::Lost),
-    ]
-}
-
-fn counts() -> impl Strategy<Value = Counts> {
-    any::<(u32, u32)>().prop_map(|(forwarded, dropped)| {
-        let (forwarded, dropped) = (forwarded.into(), dropped.into());
-        Counts {
-            seen: forwarded + dropped,
-            forwarded,
-            dropped,
-        }
-    })
-}
-
-fn record() -> impl Strategy<Value = Record> {
-    (
-        cause(),
-        counts(),
-        counts(),
-        any::<[bool; 4]>(),
-        any::<[u64; 3]>(),
-    )
-        .prop_map(
-            |(
-                cause,
-                stdout,
-                stderr,
-                [truncated, limited, leaf_empty, unproven],
-                [wall_ns, cpu_ns, peak_memory],
-            )| Record {
-                cause,
-                streams: [stdout, stderr],
-                truncated,
-                limited,
-                leaf_empty,
-                unproven,
-                wall_ns,
-                cpu_ns,
-                peak_memory,
-            },
-        )
-}
-
-fn agent() -> impl Strategy<Value = AgentMessage<'static>> {
-    let output = |(stream, offset)| AgentMessage::Output {
-        stream,
-        offset,
-        data: &[7; MAX_DATA],
-    };
-    prop_oneof![
-        hello().prop_map(AgentMessage::Hello),
-        any::<(u64, u32)>().prop_map(|(exec, pid)| AgentMessage::Started { exec, pid }),
-        (one_of(Stream::ALL), any::<u64>()).prop_map(output),
-        any::<[u64; 2]>().prop_map(AgentMessage::Limit),
-        oom().prop_map(AgentMessage::Oom),
-        one_of(ClosedWhy::ALL).prop_map(AgentMessage::StdinClosed),
-        any::<u64>().prop_map(AgentMessage::StdinCredit),
-        record().prop_map(|record| AgentMessage::Exit(Box::new(record))),
-        (one_of(RefusedCode::ALL), ".{0,20}")
-            .prop_map(|(code, message)| AgentMessage::Refused { code, message }),
-        Just(AgentMessage::Pong),
-        (one_of(GoodbyeCode::ALL), ".{0,20}")
-            .prop_map(|(code, message)| AgentMessage::Goodbye { code, message }),
-    ]
-}
-
-fn to_host() -> impl Strategy<Value = ControlToHost> {
-    prop_oneof![
-        any::<(u16, u16, u64)>().prop_map(|(lowest, highest, features)| ControlToHost::Hello {
-            versions: Versions { lowest, highest },
-            features
-        }),
-        generation().prop_map(ControlToHost::Ready),
-        (one_of(ReadyStage::ALL), any::<i32>(), ".{0,20}").prop_map(|(stage, errno, message)| {
-            ControlToHost::Failed {
-                stage,
-                errno,
-                message,
-            }
-        }),
-        (one_of(DownReason::ALL), ".{0,20}")
-            .prop_map(|(reason, message)| ControlToHost::Down { reason, message }),
-        any::<u64>().prop_map(ControlToHost::Confirm),
-        any::<u64>().prop_map(ControlToHost::Pong),
-        (any::<u64>(), counters())
-            .prop_map(|(number, counters)| ControlToHost::Counters { number, counters }),
-    ]
-}
-
-fn counters() -> impl Strategy<Value = AgentCounters> {
-    any::<[u64; 6]>().prop_map(
-        |[
-            wakeups,
-            without_progress,
-            stale_events,
-            muted,
-            sessions,
-            execs,
-        ]| AgentCounters {
-            wakeups,
-            without_progress,
-            stale_events,
-            muted,
-            sessions,
-            execs,
-        },
-    )
-}
-
-fn life() -> impl Strategy<Value = Life> {
-    (
-        generation(),
-        any::<(u16, u64, u64)>(),
-        any::<[u8; 16]>(),
-        "[a-z0-9-]{0,64}",
-    )
-        .prop_map(
-            |(generation, (version, restore_count, wall_clock_ns), machine_id, hostname)| Life {
-                version,
-                restore_count,
-                wall_clock_ns,
-                entropy: std::array::from_fn(|at| machine_id[at % 16]),
-                machine_id,
-                hostname,
-                ..Life::new(generation)
-            },
-        )
-}
-
-fn to_agent() -> impl Strategy<Value = ControlToAgent> {
-    prop_oneof![
-        life().prop_map(|life| ControlToAgent::Life(Box::new(life))),
-        any::<u64>().prop_map(|grace_ns| ControlToAgent::PowerOff { grace_ns }),
-        any::<u64>().prop_map(ControlToAgent::Ping),
-        any::<u64>().prop_map(ControlToAgent::AskCounters),
-        (any::<u64>(), generation())
-            .prop_map(|(token, generation)| ControlToAgent::Confirmed { token, generation }),
-    ]
 }
 
 /// What every message keeps: it comes back as it was; cut anywhere, or longer, it does not come at
@@ -385,7 +144,17 @@ fn ho03_every_field_of_variable_length_at_zero_one_max_and_one_more() {
             FrameKind::Refused,
             0,
             MAX_TEXT,
-            Box::new(|n| join(&[&[1], &counted(n)])),
+            Box::new(|n| join(&[&[1], &counted(n), &[0; 4]])),
+        ),
+        (
+            "refused numbers",
+            FrameKind::Refused,
+            0,
+            MAX_NUMBERS,
+            Box::new(|n| {
+                let count = (n as u32).to_le_bytes();
+                join(&[&[1], &[0; 4], &count, &vec![0; 8 * n]])
+            }),
         ),
         (
             "goodbye",
@@ -522,14 +291,11 @@ fn record_whose_counts_do_not_add_up_is_refused() {
 fn long_texts_are_cut_between_characters() {
     let message = "é".repeat(MAX_TEXT);
     let mut bytes = Vec::new();
-    AgentMessage::Refused {
-        code: RefusedCode::Invalid,
-        message,
-    }
-    .encode(1, 1, &mut bytes)
-    .unwrap();
+    AgentMessage::Refused(Refusal::new(RefusedCode::Invalid, message))
+        .encode(1, 1, &mut bytes)
+        .unwrap();
     let decoded = AgentMessage::decode(&frame(FrameKind::Refused, payload(&bytes)));
-    let Ok(AgentMessage::Refused { message, .. }) = decoded else {
+    let Ok(AgentMessage::Refused(Refusal { message, .. })) = decoded else {
         panic!("{decoded:?}")
     };
     assert_eq!(message, "é".repeat(MAX_TEXT / 2));
@@ -591,7 +357,7 @@ fn ex16_request_out_of_range_is_invalid_and_named() {
         (|r| r.window = 0, "window of 0"),
         (|r| r.window = MAX_WINDOW + 1, "16777217"),
         (
-            |r| r.argv.push(vec![b'x'; MAX_EXEC_PAYLOAD]),
+            |r| r.argv.extend([(); 3].map(|()| vec![b'x'; 100_000])),
             "at most 262144",
         ),
     ];
@@ -652,4 +418,54 @@ fn causes_are_disjoint_and_their_numbers_are_those_of_shells() {
     for (cause, status, name) in cases {
         assert_eq!((cause.status(), cause.name()), (status, name), "{cause:?}");
     }
+}
+
+#[test]
+fn fullest_part_of_a_list_fits_its_frame_and_one_more_is_refused() {
+    let info = |exec| ExecInfo {
+        exec,
+        pid: u32::MAX,
+        state: ExecState::Ended,
+        kept: true,
+        clients: u32::MAX,
+        earliest: [u64::MAX; 2],
+        length: [u64::MAX; 2],
+        store_bytes: u64::MAX,
+        age_ns: u64::MAX,
+        progress_ns: u64::MAX,
+        cpu_ns: u64::MAX,
+        end: Some((CauseKind::Lost, 125)),
+        command: "x".repeat(1000),
+    };
+    for (count, reads) in [(MAX_LISTED, true), (MAX_LISTED + 1, false)] {
+        let page = ExecsPage {
+            execs: (1..=count as u64).map(info).collect(),
+            more: true,
+        };
+        let mut bytes = Vec::new();
+        AgentMessage::Execs(page).encode(1, 1, &mut bytes).unwrap();
+        let decoded = AgentMessage::decode(&frame(FrameKind::Execs, payload(&bytes)));
+        assert_eq!(decoded.is_ok(), reads, "{count}");
+    }
+}
+
+#[test]
+fn ex16_strings_that_the_kernel_would_not_take_have_a_refusal_of_their_own() {
+    let mut request = ExecRequest::new(["x".repeat(MAX_STRING)]);
+    assert_eq!(request.validate(), Ok(()));
+    request.argv[0].push(b'x');
+    let error = request.validate().unwrap_err();
+    assert_eq!(error.code(), RefusedCode::TooLarge);
+    assert!(
+        error.to_string().contains("argv has 131072 bytes"),
+        "{error}"
+    );
+    request = ExecRequest::new(["x"]);
+    request.env = vec![[b"A=".as_slice(), &vec![b'x'; MAX_STRING]].concat()];
+    assert!(request.validate().unwrap_err().to_string().contains("env"));
+    request.env = vec![vec![b'='; 1]];
+    assert_eq!(request.validate().unwrap_err().code(), RefusedCode::Invalid);
+    request = ExecRequest::new(["x"]);
+    (request.detached, request.stdin) = (true, true);
+    assert_eq!(request.validate(), Err(InvalidRequest::DetachedStdin));
 }

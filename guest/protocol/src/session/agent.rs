@@ -1,15 +1,23 @@
 //! The agent's side of a session.
 
+mod ask;
+mod link;
+
 use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::ops::Bound;
 
-use crate::cause::{CancelReason, Stream};
+use crate::cause::CancelReason;
 use crate::exec::Exec;
 use crate::frame::{Decoder, Header};
 use crate::hello::Hello;
-use crate::limits::{HELLO_DEADLINE_NS, MAX_DATA, MAX_EXECS, STDIN_WINDOW};
-use crate::message::{AgentMessage, ClientMessage, ExecRequest, GoodbyeCode, RefusedCode, Winsize};
+use crate::limits::{HELLO_DEADLINE_NS, MAX_EXECS, MAX_WINDOW, STDIN_WINDOW};
+use crate::message::{
+    AgentMessage, ClientMessage, ExecRequest, ExecsPage, GoodbyeCode, InvalidRequest, Refusal,
+    RefusedCode, Winsize,
+};
+pub use ask::Ask;
+use link::{Link, Step, Wish};
 
 pub use super::outbox::MissingExec;
 use super::outbox::Outbox;
@@ -86,22 +94,18 @@ pub enum Request<'a> {
         /// Bytes of stdout and stderr.
         bytes: [u64; 2],
     },
-}
-
-#[derive(Debug)]
-struct Link {
-    /// Output bytes that may be unconsumed at the client.
-    window: u64,
-    /// Those that are.
-    in_flight: [u64; 2],
-    /// How much of each stream has been queued.
-    sent: [u64; 2],
-    /// How many notices have been.
-    notices: usize,
-    /// The stream that had its turn last.
-    turn: Stream,
-    /// Stdin bytes that the client may still send.
-    stdin_left: u64,
+    /// No more of an attach or a wait, whose id is live no longer.
+    Detach {
+        /// Its id.
+        id: u64,
+    },
+    /// Something about an exec by its number in the guest.
+    Ask {
+        /// The request's id.
+        id: u64,
+        /// What.
+        ask: Ask,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -256,6 +260,25 @@ impl AgentSession {
                         }
                         ClientMessage::Credit(bytes) => Owned::Credit(bytes),
                         ClientMessage::Ping => Owned::Ping,
+                        ClientMessage::Attach { exec, from, window } => {
+                            Owned::Attach { exec, from, window }
+                        }
+                        ClientMessage::Wait(exec) => Owned::Wait(exec),
+                        ClientMessage::Detach => Owned::Detach,
+                        ClientMessage::List { after } => Owned::Ask(Ask::List { after }),
+                        ClientMessage::SignalExec { exec, signal } => {
+                            Owned::Ask(Ask::Signal { exec, signal })
+                        }
+                        ClientMessage::CancelExec {
+                            exec,
+                            reason,
+                            grace_ns,
+                        } => Owned::Ask(Ask::Cancel {
+                            exec,
+                            reason,
+                            grace_ns,
+                        }),
+                        ClientMessage::Release(exec) => Owned::Ask(Ask::Release { exec }),
                         ClientMessage::Hello(_) => continue,
                     };
                     if let Some(request) = self.apply(header.id, owned) {
@@ -305,7 +328,7 @@ impl AgentSession {
         if !matches!(phase, Phase::Open { .. }) {
             return Err(Violation::Hello { kind });
         }
-        if let ClientMessage::Exec(_) | ClientMessage::Ping = message {
+        if kind.begins() {
             demand(id != 0, || Violation::UnknownId { kind, id })?;
             demand(id > last_id, || Violation::ReusedId { id, last: last_id })?;
             return Ok(Verdict::Act);
@@ -319,6 +342,9 @@ impl AgentSession {
         let Some(link) = links.get(&id) else {
             return Ok(Verdict::Ignore);
         };
+        if let ClientMessage::Stdin(_) | ClientMessage::StdinClose = message {
+            demand(link.owns(), || Violation::Order { kind, id })?;
+        }
         match message {
             ClientMessage::Stdin(data) => {
                 let (count, allowed) = (data.len() as u64, link.stdin_left);
@@ -328,6 +354,9 @@ impl AgentSession {
                     count,
                     allowed,
                 })?;
+            }
+            ClientMessage::Detach => {
+                demand(link.detachable(), || Violation::Order { kind, id })?;
             }
             ClientMessage::Credit(bytes) => {
                 for (count, allowed) in bytes.iter().copied().zip(link.in_flight) {
@@ -353,20 +382,45 @@ impl AgentSession {
             }
             Owned::Exec(request) => {
                 self.last_id = id;
-                let refusal = match request.validate() {
-                    Err(error) => Some((RefusedCode::Invalid, error.to_string())),
-                    Ok(()) if self.links.len() >= MAX_EXECS => Some((
-                        RefusedCode::TooManyExecs,
-                        format!("the session has {MAX_EXECS} execs"),
-                    )),
-                    Ok(()) => None,
+                let wish = if request.detached {
+                    Wish::Start
+                } else {
+                    Wish::Own
                 };
-                if let Some((code, message)) = refusal {
-                    self.push(id, &AgentMessage::Refused { code, message });
-                    return None;
-                }
-                self.links.insert(id, Link::new(request.window));
-                Some(Request::Exec { id, request })
+                self.open(id, request.validate(), || {
+                    Link::new(wish, request.window, [0; 2])
+                })
+                .then_some(Request::Exec { id, request })
+            }
+            Owned::Attach { exec, from, window } => {
+                self.last_id = id;
+                let valid = match window {
+                    1..=MAX_WINDOW => Ok(()),
+                    window => Err(InvalidRequest::Window { window }),
+                };
+                self.open(id, valid, || Link::new(Wish::Attach, window, from))
+                    .then_some(Request::Ask {
+                        id,
+                        ask: Ask::Attach { exec, from },
+                    })
+            }
+            Owned::Wait(exec) => {
+                self.last_id = id;
+                self.open(id, Ok(()), || Link::new(Wish::Wait, 0, [0; 2]))
+                    .then_some(Request::Ask {
+                        id,
+                        ask: Ask::Wait { exec },
+                    })
+            }
+            Owned::Detach => {
+                self.links.remove(&id)?;
+                self.push(id, &AgentMessage::Done);
+                self.outbox.end(id);
+                Some(Request::Detach { id })
+            }
+            Owned::Ask(ask) => {
+                self.last_id = id;
+                Some(Request::Ask { id, ask })
             }
             Owned::Stdin(count) => {
                 let link = self.links.get_mut(&id)?;
@@ -384,19 +438,53 @@ impl AgentSession {
         }
     }
 
+    /// Makes a request live, or refuses it; whether it is live.
+    fn open(
+        &mut self,
+        id: u64,
+        valid: Result<(), InvalidRequest>,
+        link: impl FnOnce() -> Link,
+    ) -> bool {
+        let refusal = match valid {
+            Err(error) => Refusal::new(error.code(), error.to_string()),
+            Ok(()) if self.links.len() >= MAX_EXECS => Refusal::new(
+                RefusedCode::TooManyExecs,
+                format!("the session has {MAX_EXECS} open requests, its limit"),
+            ),
+            Ok(()) => {
+                self.links.insert(id, link());
+                return true;
+            }
+        };
+        self.push(id, &AgentMessage::Refused(refusal));
+        false
+    }
+
     // Out.
 
     /// The request is not taken: its id is free, and nothing ran.
-    pub fn refuse(&mut self, id: u64, code: RefusedCode, message: &str) {
+    pub fn refuse(&mut self, id: u64, refusal: Refusal) {
         if self.links.remove(&id).is_some() {
-            self.push(
-                id,
-                &AgentMessage::Refused {
-                    code,
-                    message: message.to_owned(),
-                },
-            );
+            self.push(id, &AgentMessage::Refused(refusal));
         }
+    }
+
+    /// The answer to a request about an exec of the guest.
+    pub fn done(&mut self, id: u64, result: Result<(), Refusal>) {
+        match result {
+            Ok(()) => self.push(id, &AgentMessage::Done),
+            Err(refusal) => self.push(id, &AgentMessage::Refused(refusal)),
+        }
+    }
+
+    /// The answer to a list.
+    pub fn list(&mut self, id: u64, page: ExecsPage) {
+        self.push(id, &AgentMessage::Execs(page));
+    }
+
+    /// Whether a live request takes its exec's output.
+    pub fn reads(&self, id: u64) -> bool {
+        self.links.get(&id).is_some_and(Link::reads)
     }
 
     /// The workload took stdin bytes: as many more may come.
@@ -445,7 +533,7 @@ impl AgentSession {
                 }
                 self.push(id, &message);
             }
-            Step::Exit(message) => {
+            Step::Last(message) => {
                 self.links.remove(&id);
                 self.push(id, &message);
                 self.outbox.end(id);
@@ -473,7 +561,7 @@ impl AgentSession {
         }
     }
 
-    /// Requests whose terminal record has been written since the last call: their execs may go.
+    /// Requests whose last frame has been written since the last call: nothing of their execs is needed for them.
     pub fn finished(&mut self) -> Vec<u64> {
         self.outbox.finished()
     }
@@ -535,61 +623,13 @@ enum Owned {
     Stdin(u64),
     Credit([u64; 2]),
     Ping,
+    Attach {
+        exec: u64,
+        from: [u64; 2],
+        window: u64,
+    },
+    Wait(u64),
+    Detach,
+    Ask(Ask),
     Request(Request<'static>),
-}
-
-enum Step {
-    Output { stream: Stream, length: usize },
-    Notice(AgentMessage<'static>),
-    Exit(AgentMessage<'static>),
-}
-
-impl Link {
-    fn new(window: u64) -> Self {
-        Self {
-            window,
-            in_flight: [0; 2],
-            sent: [0; 2],
-            notices: 0,
-            turn: Stream::Stderr,
-            stdin_left: STDIN_WINDOW,
-        }
-    }
-
-    /// The next frame of an exec: bytes as far as credit reaches, each notice in its place among
-    /// them, or ahead of bytes that have no credit; the record after all.
-    fn step(&self, exec: &Exec) -> Option<Step> {
-        let notice = exec.notices().get(self.notices);
-        let due = notice
-            .is_some_and(|notice| notice.at[0] <= self.sent[0] && notice.at[1] <= self.sent[1]);
-        if let (Some(notice), true) = (notice, due) {
-            return Some(Step::Notice(notice.message()));
-        }
-        let credit = self
-            .window
-            .saturating_sub(self.in_flight[0])
-            .saturating_sub(self.in_flight[1]);
-        let order = match self.turn {
-            Stream::Stdout => [Stream::Stderr, Stream::Stdout],
-            Stream::Stderr => [Stream::Stdout, Stream::Stderr],
-        };
-        let mut unsent = false;
-        for stream in order {
-            let sent = self.sent[stream.index()];
-            let until = notice.map_or(u64::MAX, |notice| notice.at[stream.index()]);
-            let most = until.saturating_sub(sent).min(credit).min(MAX_DATA as u64);
-            let length = exec.bytes(stream, sent, most as usize).len();
-            if length > 0 {
-                return Some(Step::Output { stream, length });
-            }
-            unsent |= exec.length(stream) > sent;
-        }
-        match (notice, exec.record()) {
-            (Some(notice), _) => Some(Step::Notice(notice.message())),
-            (None, Some(record)) if !unsent => {
-                Some(Step::Exit(AgentMessage::Exit(Box::new(record.clone()))))
-            }
-            _ => None,
-        }
-    }
 }

@@ -1,21 +1,24 @@
 //! The client's side of a session.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod link;
+
+use std::collections::BTreeMap;
 
 use crate::cause::{CancelReason, Oom, Record, Stream, signal};
 use crate::frame::{Decoder, Header};
 use crate::hello::Hello;
-use crate::limits::{HELLO_DEADLINE_NS, MAX_DATA, MAX_EXECS, STDIN_WINDOW, UNCAPPED_RING};
+use crate::limits::{HELLO_DEADLINE_NS, MAX_DATA, MAX_EXECS, MAX_WINDOW, UNCAPPED_RING};
 use crate::message::{
-    AgentMessage, ClientMessage, ClosedWhy, ExecRequest, FrameKind, GoodbyeCode, InvalidRequest,
-    RefusedCode, TooLarge, Winsize,
+    AgentMessage, ClientMessage, ClosedWhy, ExecRequest, ExecsPage, FrameKind, GoodbyeCode,
+    InvalidRequest, Refusal, TooLarge, Winsize,
 };
 use crate::wire::WireError;
 
 use super::{Inbound, Outgoing, Violation, demand};
+use link::{Link, Wish};
 
-/// The most pings that may be unanswered.
-const MAX_PINGS: usize = 64;
+/// The most calls (pings, lists, requests about an exec of the guest) that may be unanswered.
+const MAX_CALLS: usize = 64;
 /// Bytes of one read: several full frames.
 const READ: usize = 256 << 10;
 
@@ -89,9 +92,19 @@ pub enum Event<'a> {
         /// The request.
         id: u64,
         /// Why.
-        code: RefusedCode,
-        /// In plain words.
-        message: String,
+        refusal: Refusal,
+    },
+    /// What was asked for of an exec is done; of an attach or a wait: it is over.
+    Done {
+        /// The request.
+        id: u64,
+    },
+    /// A part of the list of execs.
+    Execs {
+        /// The request.
+        id: u64,
+        /// The part.
+        page: ExecsPage,
     },
     /// The answer to a ping.
     Pong {
@@ -133,19 +146,22 @@ pub enum RequestError {
     Ended,
 }
 
-#[derive(Debug)]
-struct Link {
-    window: u64,
-    /// Bytes received and not yet consumed.
-    held: [u64; 2],
-    /// Bytes consumed and not yet given back.
-    consumed: [u64; 2],
-    /// The next offset of each stream.
-    next: [u64; 2],
-    limit: Option<[u64; 2]>,
-    started: bool,
-    stdin_left: u64,
-    stdin_closed: bool,
+/// What a request that has one answer wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Ping,
+    List,
+    Act,
+}
+
+impl Call {
+    fn answered_by(self, kind: FrameKind) -> bool {
+        match self {
+            Self::Ping => kind == FrameKind::Pong,
+            Self::List => matches!(kind, FrameKind::Execs | FrameKind::Refused),
+            Self::Act => matches!(kind, FrameKind::Done | FrameKind::Refused),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,7 +183,7 @@ pub struct ClientSession {
     inbound: Inbound,
     out: Outgoing,
     links: BTreeMap<u64, Link>,
-    pings: BTreeSet<u64>,
+    calls: BTreeMap<u64, Call>,
     last_id: u64,
 }
 
@@ -182,7 +198,7 @@ impl ClientSession {
             inbound: Inbound::new(Decoder::with_capacity(READ)),
             out: Outgoing::default(),
             links: BTreeMap::new(),
-            pings: BTreeSet::new(),
+            calls: BTreeMap::new(),
             last_id: 0,
         };
         let written = session.push(0, &ClientMessage::Hello(hello));
@@ -224,18 +240,57 @@ impl ClientSession {
         let id = self.last_id + 1;
         self.push(id, &ClientMessage::Exec(Box::new(request.clone())))?;
         self.last_id = id;
-        let link = Link {
-            window: request.window,
-            held: [0; 2],
-            consumed: [0; 2],
-            next: [0; 2],
-            limit: None,
-            started: false,
-            stdin_left: STDIN_WINDOW,
-            stdin_closed: !request.stdin,
+        let wish = if request.detached {
+            Wish::Start
+        } else {
+            Wish::Own
         };
+        let link = Link::new(wish, request.window, [0; 2], request.stdin);
         self.links.insert(id, link);
         Ok(id)
+    }
+
+    /// Asks for the output of an exec of the guest from some offsets on, and for its end; the answer is the request's
+    /// id, which is then used like that of an exec.
+    pub fn attach(&mut self, exec: u64, from: [u64; 2], window: u64) -> Result<u64, RequestError> {
+        if window == 0 || window > MAX_WINDOW {
+            return Err(InvalidRequest::Window { window }.into());
+        }
+        let message = ClientMessage::Attach { exec, from, window };
+        self.link(&message, Link::new(Wish::Attach, window, from, false))
+    }
+
+    /// Asks for the end of an exec of the guest; the answer is the request's id.
+    pub fn wait(&mut self, exec: u64) -> Result<u64, RequestError> {
+        let link = Link::new(Wish::Wait, 0, [0; 2], false);
+        self.link(&ClientMessage::Wait(exec), link)
+    }
+
+    fn link(&mut self, message: &ClientMessage<'_>, link: Link) -> Result<u64, RequestError> {
+        if self.links.len() >= MAX_EXECS {
+            return Err(RequestError::TooMany);
+        }
+        let id = self.last_id + 1;
+        self.push(id, message)?;
+        self.last_id = id;
+        self.links.insert(id, link);
+        Ok(id)
+    }
+
+    /// Gives up an attach or a wait; its exec goes on. What still comes of it need not be consumed; its end is
+    /// [`Event::Done`], or the end that crossed it on the way. False for an exec of the session's own.
+    pub fn detach(&mut self, id: u64) -> Result<bool, RequestError> {
+        let link = self
+            .links
+            .get_mut(&id)
+            .ok_or(RequestError::NotLive { id })?;
+        if !link.detachable() {
+            return Ok(false);
+        }
+        if !std::mem::replace(&mut link.leaving, true) {
+            self.push(id, &ClientMessage::Detach)?;
+        }
+        Ok(true)
     }
 
     /// Sends as much stdin as there is credit for; the answer says how much. After the workload has
@@ -301,7 +356,7 @@ impl ClientSession {
 
     /// Bytes of a stream were consumed: credit is given back in portions.
     pub fn consumed(&mut self, id: u64, stream: Stream, count: u64) {
-        let Some(link) = self.links.get_mut(&id) else {
+        let Some(link) = self.links.get_mut(&id).filter(|link| !link.leaving) else {
             return;
         };
         let index = stream.index();
@@ -320,13 +375,48 @@ impl ClientSession {
 
     /// Asks whether the agent is there; the answer is the ping's id.
     pub fn ping(&mut self) -> Result<u64, RequestError> {
-        if self.pings.len() >= MAX_PINGS {
+        self.call(Call::Ping, &ClientMessage::Ping)
+    }
+
+    /// Asks which execs there are with numbers above `after`; the answer is the request's id.
+    pub fn list(&mut self, after: u64) -> Result<u64, RequestError> {
+        self.call(Call::List, &ClientMessage::List { after })
+    }
+
+    /// Sends a signal to the main process of an exec of the guest; the answer is the request's id.
+    pub fn signal_exec(&mut self, exec: u64, number: u8) -> Result<u64, RequestError> {
+        let signal = signal(number)?;
+        self.call(Call::Act, &ClientMessage::SignalExec { exec, signal })
+    }
+
+    /// Ends an exec of the guest; the answer is the request's id.
+    pub fn cancel_exec(
+        &mut self,
+        exec: u64,
+        reason: CancelReason,
+        grace_ns: u64,
+    ) -> Result<u64, RequestError> {
+        let message = ClientMessage::CancelExec {
+            exec,
+            reason,
+            grace_ns,
+        };
+        self.call(Call::Act, &message)
+    }
+
+    /// Has an exec of the guest that has ended forgotten; the answer is the request's id.
+    pub fn release(&mut self, exec: u64) -> Result<u64, RequestError> {
+        self.call(Call::Act, &ClientMessage::Release(exec))
+    }
+
+    fn call(&mut self, call: Call, message: &ClientMessage<'_>) -> Result<u64, RequestError> {
+        if self.calls.len() >= MAX_CALLS {
             return Err(RequestError::TooMany);
         }
         let id = self.last_id + 1;
-        self.push(id, &ClientMessage::Ping)?;
+        self.push(id, message)?;
         self.last_id = id;
-        self.pings.insert(id);
+        self.calls.insert(id, call);
         Ok(id)
     }
 
@@ -419,9 +509,16 @@ impl ClientSession {
         if !matches!(self.phase, Phase::Open { .. }) {
             return Err(Violation::Hello { kind });
         }
-        if message == AgentMessage::Pong {
-            demand(self.pings.remove(&id), || Violation::UnknownId { kind, id })?;
-            return Ok(Some(Event::Pong { id }));
+        if let Some(call) = self.calls.get(&id) {
+            demand(call.answered_by(kind), || Violation::Order { kind, id })?;
+            self.calls.remove(&id);
+            return Ok(match message {
+                AgentMessage::Pong => Some(Event::Pong { id }),
+                AgentMessage::Done => Some(Event::Done { id }),
+                AgentMessage::Execs(page) => Some(Event::Execs { id, page }),
+                AgentMessage::Refused(refusal) => Some(Event::Refused { id, refusal }),
+                _ => None,
+            });
         }
         let link = self
             .links
@@ -429,7 +526,7 @@ impl ClientSession {
             .ok_or(Violation::UnknownId { kind, id })?;
         link.judge(id, kind, &message)?;
         let event = link.apply(id, message);
-        if let Some(Event::Exit { .. } | Event::Refused { .. }) = event {
+        if event.as_ref().is_some_and(|event| link.over(event)) {
             self.links.remove(&id);
         }
         Ok(event)
@@ -476,101 +573,5 @@ impl ClientSession {
             }
             _ => Ok(()),
         }
-    }
-}
-
-impl Link {
-    /// Decides about a message without changing anything.
-    fn judge(&self, id: u64, kind: FrameKind, message: &AgentMessage<'_>) -> Result<(), Violation> {
-        let order = |holds| demand(holds, || Violation::Order { kind, id });
-        match message {
-            AgentMessage::Started { .. } | AgentMessage::Refused { .. } => order(!self.started),
-            AgentMessage::Output {
-                stream,
-                offset,
-                data,
-            } => {
-                order(self.started)?;
-                let (index, count) = (stream.index(), data.len() as u64);
-                let expected = self.next[index];
-                demand(*offset == expected, || Violation::Offset {
-                    id,
-                    expected,
-                    found: *offset,
-                })?;
-                let unreturned: u64 = self.held.iter().chain(&self.consumed).sum();
-                let allowed = self.window.saturating_sub(unreturned);
-                demand(count <= allowed, || Violation::Credit {
-                    kind,
-                    id,
-                    count,
-                    allowed,
-                })?;
-                let end = expected.saturating_add(count);
-                order(self.limit.is_none_or(|limit| end <= limit[index]))
-            }
-            AgentMessage::Limit(at) => order(
-                self.started
-                    && self.limit.is_none()
-                    && at[0] >= self.next[0]
-                    && at[1] >= self.next[1],
-            ),
-            AgentMessage::Exit(record) => {
-                for (expected, counts) in self.next.iter().zip(&record.streams) {
-                    let (expected, found) = (*expected, counts.forwarded);
-                    demand(expected == found, || Violation::Offset {
-                        id,
-                        expected,
-                        found,
-                    })?;
-                }
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn apply(&mut self, id: u64, message: AgentMessage<'_>) -> Option<Event<'static>> {
-        Some(match message {
-            AgentMessage::Started { exec, pid } => {
-                self.started = true;
-                Event::Started { id, exec, pid }
-            }
-            AgentMessage::Output {
-                stream,
-                offset,
-                data,
-            } => {
-                self.held[stream.index()] += data.len() as u64;
-                self.next[stream.index()] += data.len() as u64;
-                Event::Output {
-                    id,
-                    stream,
-                    offset,
-                    data: &[],
-                }
-            }
-            AgentMessage::Limit(at) => {
-                self.limit = Some(at);
-                Event::Limit { id, at }
-            }
-            AgentMessage::Oom(oom) => Event::Oom { id, oom },
-            AgentMessage::StdinClosed(why) => {
-                self.stdin_closed = true;
-                Event::StdinClosed { id, why }
-            }
-            AgentMessage::StdinCredit(bytes) => {
-                self.stdin_left = self.stdin_left.saturating_add(bytes).min(STDIN_WINDOW);
-                Event::StdinCredit {
-                    id,
-                    available: self.stdin_left,
-                }
-            }
-            AgentMessage::Exit(record) => Event::Exit { id, record },
-            AgentMessage::Refused { code, message } => Event::Refused { id, code, message },
-            AgentMessage::Hello(_) | AgentMessage::Pong | AgentMessage::Goodbye { .. } => {
-                return None;
-            }
-        })
     }
 }

@@ -118,6 +118,18 @@ fn client_stream() -> Vec<u8> {
         ),
         (1, ClientMessage::StdinClose),
         (3, ClientMessage::Credit([0, 0])),
+        (
+            4,
+            ClientMessage::Attach {
+                exec: 1,
+                from: [2, 0],
+                window: 9,
+            },
+        ),
+        (4, ClientMessage::Detach),
+        (5, ClientMessage::Wait(1)),
+        (6, ClientMessage::List { after: 0 }),
+        (7, ClientMessage::Release(1)),
     ];
     let mut bytes = Vec::new();
     for (sequence, (id, message)) in (1..).zip(&script) {
@@ -176,13 +188,13 @@ proptest! {
                     }
                 }
             });
-        prop_assert!(session.live().count() <= 4);
+        prop_assert!(session.live().count() <= 8);
         prop_assert!(session.queued() < 16 << 10);
         if ended {
             prop_assert_eq!(session.next(), Ok(None));
             prop_assert!(!session.wants_read());
         } else if damage.is_empty() {
-            prop_assert_eq!(session.live().collect::<Vec<_>>(), [1, 3]);
+            prop_assert_eq!(session.live().collect::<Vec<_>>(), [1, 3, 5]);
         }
     }
 

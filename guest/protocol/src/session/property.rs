@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::tests::{drain, end, hello};
 use super::*;
-use crate::exec::{Exec, Settings};
+use crate::exec::{Exec, Reader, Settings};
 use crate::message::{ExecRequest, Policy};
 use crate::{CancelReason, Cause, Record, Stream};
 
@@ -117,7 +117,7 @@ impl World {
                 }
                 Request::Consumed { id, bytes } => {
                     if let Some(exec) = execs.get_mut(&id) {
-                        exec.acknowledge(bytes);
+                        exec.acknowledge(Reader::FIRST, bytes);
                     }
                 }
                 Request::Cancel {

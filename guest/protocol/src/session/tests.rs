@@ -60,7 +60,7 @@ fn messages(bytes: &[u8], first: u64) -> Vec<(u64, String)> {
                 offset,
                 data,
             } => format!("{stream} {offset}+{}", data.len()),
-            AgentMessage::Refused { code, .. } => format!("refused {code}"),
+            AgentMessage::Refused(refusal) => format!("refused {}", refusal.code),
             AgentMessage::Goodbye { code, .. } => format!("goodbye {code}"),
             other => format!("{:?}", other.kind()),
         };
