@@ -113,6 +113,30 @@ fn a_life_is_started_seen_stopped_and_removed() {
     let exec = root.run("exec", &["box", "--", "true"]);
     assert_eq!(exec.status, 125);
     assert!(exec.stderr.contains("--no-agent"), "{}", exec.stderr);
+    // Verbs about an exec have their own statuses, attach that of exec.
+    for (verb, arguments, status) in [
+        ("attach", &["box", "1"][..], 125),
+        ("attach", &["nosuch", "1"], 125),
+        ("attach", &["box", "1", "--from", "5"], 125),
+        ("exec", &["box", "--detach", "-i", "--", "cat"], 125),
+        ("release", &["box", "1"], 4),
+        ("cancel", &["box", "1"], 4),
+        ("wait", &["box", "1"], 4),
+        ("kill", &["box", "1", "-s", "TERM"], 4),
+        ("kill", &["box", "-s", "TERM"], 2),
+        ("kill", &["box", "1", "-s", "NONE"], 2),
+        ("release", &["box", "0"], 2),
+        ("release", &["box"], 2),
+        ("release", &["nosuch", "1"], 3),
+    ] {
+        let ended = root.run(verb, arguments);
+        assert_eq!(
+            ended.status, status,
+            "{verb} {arguments:?}: {}",
+            ended.stderr
+        );
+    }
+    assert_eq!(root.ps()["state"], "ready", "it runs on");
     assert_eq!(root.run("stop", &["box"]).status, 0);
     assert_eq!(
         root.run("stop", &["box"]).status,

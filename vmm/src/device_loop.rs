@@ -133,7 +133,7 @@ impl DeviceLoop {
                 .as_ref()
                 .and_then(|(control, _)| control.timeout(now));
             let timeout = [vsock, control].into_iter().flatten().min();
-            outcome.publish(self.metrics());
+            outcome.publish(self.metrics(), now);
             self.poller.wait(timeout)?;
             let now = Instant::now();
             while let Some(event) = self.poller.next_event() {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vmm_events::Waker;
 
@@ -54,6 +54,8 @@ pub struct Metrics {
     pub watched: usize,
     /// Returns of `KVM_RUN` of all vCPUs.
     pub exits: u64,
+    /// When the vsock device had a packet of the guest's last; `None` if it never had.
+    pub heard: Option<Instant>,
 }
 
 /// Keeps the first reason and wakes the device loop with it; and what else the two sides tell each other.
@@ -110,8 +112,13 @@ impl Outcome {
         &self.bell
     }
 
-    pub(crate) fn publish(&self, metrics: Metrics) {
-        *lock(&self.metrics) = metrics;
+    pub(crate) fn publish(&self, metrics: Metrics, now: Instant) {
+        let mut last = lock(&self.metrics);
+        let heard = match metrics.vsock.tx_packets == last.vsock.tx_packets {
+            true => last.heard,
+            false => Some(now),
+        };
+        *last = Metrics { heard, ..metrics };
     }
 
     pub(crate) fn metrics(&self) -> Metrics {

@@ -23,7 +23,7 @@ use crate::sandbox::{LogFile, Sandbox};
 #[derive(Debug, Args)]
 pub struct Background {
     /// Return once it is ready, and leave it running
-    #[arg(short = 'd', long = "detached")]
+    #[arg(short = 'd', long = "detached", alias = "detach")]
     pub detach: bool,
     /// We are what `-d` has started, for this process.
     #[arg(long = "background", hide = true, value_name = "PID")]

@@ -44,6 +44,9 @@ pub struct Exec {
     dir: Option<PathBuf>,
     #[command(flatten)]
     exec: ExecFlags,
+    /// Print the exec's number once it runs, and leave it running; its output is kept for 'vmm attach' until 'vmm release'
+    #[arg(long, conflicts_with_all = ["status_file", "stdin"])]
+    detach: bool,
     /// The command and its arguments
     #[arg(last = true, value_name = "ARGV", required = true)]
     argv: Vec<OsString>,
@@ -69,6 +72,11 @@ impl Exec {
 
     fn checked(&self) -> Result<u8, Error> {
         let request = self.exec.request(&self.argv)?;
+        if self.detach {
+            // Its terminal, if it has one, is nobody's: ours stays as it is.
+            let (socket, tag) = reach(&sandbox::root(self.dir.as_deref()), &self.name)?;
+            return super::attach::start(&socket, &tag, &request, self.exec.json);
+        }
         let user = Interactive::new(&self.exec, request.tty)?;
         let screen = user.screen.clone();
         let _returned = screen.returned();

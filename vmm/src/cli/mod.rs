@@ -3,6 +3,7 @@
 #[macro_use]
 mod lazy;
 
+mod attach;
 mod background;
 mod doctor;
 pub(crate) mod ending;
@@ -44,7 +45,9 @@ verbs! {
     "start" Start(Box<start::Start>)
     /// Run a command in a sandbox
     "exec" Exec(Box<exec::Exec>)
-    /// List sandboxes
+    /// Print an exec's output from an offset on, and leave with its status
+    "attach" Attach(Box<attach::Attach>)
+    /// List sandboxes, or one with its execs
     "ps" Ps(verbs::Ps)
     /// Print all that is known of a sandbox
     "inspect" Inspect(verbs::Inspect)
@@ -52,11 +55,15 @@ verbs! {
     "logs" Logs(verbs::Logs)
     /// Print a sandbox's counters
     "metrics" Metrics(verbs::Metrics)
-    /// Wait for a sandbox's end and print its status
+    /// Wait for the end of a sandbox, or of an exec in it, and print its status
     "wait" Wait(verbs::Wait)
+    /// Forget a detached exec that has ended, with its output
+    "release" Release(verbs::Release)
+    /// End an exec gracefully, then at once
+    "cancel" Cancel(verbs::Cancel)
     /// End a sandbox gracefully, then at once
     "stop" Stop(verbs::Stop)
-    /// End a sandbox at once
+    /// End a sandbox at once, or send a signal to an exec in it
     "kill" Kill(verbs::Kill)
     /// Remove a sandbox that does not run, with its logs and records
     "rm" Rm(verbs::Rm)
@@ -77,7 +84,7 @@ pub fn main(arguments: Vec<OsString>) -> u8 {
         .iter()
         .skip(1)
         .find(|word| !word.as_encoded_bytes().starts_with(b"-"));
-    let usage = if verb.is_some_and(|verb| verb == "run" || verb == "exec") {
+    let usage = if verb.is_some_and(|verb| verb == "run" || verb == "exec" || verb == "attach") {
         status::TOOL
     } else {
         status::USAGE
@@ -98,11 +105,14 @@ pub fn main(arguments: Vec<OsString>) -> u8 {
         Verb::Run(run) => run.main(),
         Verb::Start(start) => start.main(),
         Verb::Exec(exec) => exec.main(),
+        Verb::Attach(attach) => attach.main(),
         Verb::Ps(ps) => verbs::leave(ps.main()),
         Verb::Inspect(inspect) => verbs::leave(inspect.main()),
         Verb::Logs(logs) => verbs::leave(logs.main()),
         Verb::Metrics(metrics) => verbs::leave(metrics.main()),
         Verb::Wait(wait) => verbs::leave(wait.main()),
+        Verb::Release(release) => verbs::leave(release.main()),
+        Verb::Cancel(cancel) => verbs::leave(cancel.main()),
         Verb::Stop(stop) => verbs::leave(stop.main()),
         Verb::Kill(kill) => verbs::leave(kill.main()),
         Verb::Rm(rm) => verbs::leave(rm.main()),

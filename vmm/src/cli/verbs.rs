@@ -1,5 +1,7 @@
 //! Verbs about a sandbox as a whole: what it is, what it wrote, its end.
 
+mod activity;
+mod execs;
 mod logs;
 mod show;
 
@@ -10,7 +12,9 @@ use std::time::Duration;
 use clap::Args;
 use rustix::process::{Signal, pidfd_send_signal};
 use serde_json::{Value, json};
+use vmm_client::{ConnectError, SessionError};
 
+pub use execs::{Cancel, Release};
 pub use logs::Logs;
 pub use show::{Inspect, Ps};
 
@@ -32,6 +36,12 @@ pub enum Error {
     /// It could not be asked.
     #[error("sandbox {0}")]
     Ask(Name, #[source] ClientError),
+    /// No session with its agent.
+    #[error("sandbox {0}: cannot open a session with the agent")]
+    Agent(Name, #[source] ConnectError),
+    /// An exec of it.
+    #[error(transparent)]
+    Exec(SessionError),
     /// It is in no state for this.
     #[error("{0}")]
     State(String),
@@ -45,6 +55,7 @@ impl Error {
         match self {
             Self::Sandbox(sandbox::Error::Missing { .. }) => status::MISSING,
             Self::Sandbox(sandbox::Error::Busy { .. }) | Self::State(_) => status::STATE,
+            Self::Exec(error) => execs::status_of(error),
             _ => status::FAILED,
         }
     }
@@ -180,11 +191,20 @@ impl Stop {
 pub struct Kill {
     #[command(flatten)]
     target: Target,
+    /// An exec in it, by its number: then only its main process is signalled
+    #[arg(value_name = "EXEC", value_parser = units::exec)]
+    exec: Option<u64>,
+    /// Signal for the exec, by name or number
+    #[arg(short, long, value_name = "SIG", default_value = "KILL", requires = "exec", value_parser = units::signal)]
+    signal: u8,
 }
 
 impl Kill {
     /// Ends it at once.
     pub fn main(&self) -> Result<u8, Error> {
+        if let Some(exec) = self.exec {
+            return execs::signal(&self.target, exec, self.signal);
+        }
         let sandbox = self.target.sandbox()?;
         match Alive::find(sandbox)? {
             Some(alive) => alive.end(&Request::Kill)?,
@@ -236,6 +256,9 @@ impl Rm {
 pub struct Wait {
     #[command(flatten)]
     target: Target,
+    /// An exec in it, by its number, in place of the sandbox itself
+    #[arg(value_name = "EXEC", value_parser = units::exec)]
+    exec: Option<u64>,
     /// The whole record as JSON
     #[arg(long)]
     json: bool,
@@ -244,6 +267,9 @@ pub struct Wait {
 impl Wait {
     /// Waits for its end and prints its status.
     pub fn main(&self) -> Result<u8, Error> {
+        if let Some(exec) = self.exec {
+            return execs::wait(&self.target, exec, self.json);
+        }
         let sandbox = self.target.sandbox()?;
         let last = sandbox.file("last.json");
         let record = match Alive::find(sandbox)? {

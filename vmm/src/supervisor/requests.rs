@@ -47,12 +47,14 @@ impl Supervisor {
             Phase::Up | Phase::Running(_) => "ready",
             Phase::Stopping(_) => "stopping",
         };
+        let heard = self.guest.metrics().heard;
         json!({
             "name": life.sandbox().name().as_str(),
             "state": state,
             "generation": life.id().to_string(),
             "pid": std::process::id(),
             "up_ms": u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "guest_quiet_ms": heard.map(|at| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)),
         })
     }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::activity::{self, Activity};
 use super::{Error, Target, print, status, summary, write};
 use crate::cli::{chain, say, units};
 use crate::sandbox::{self, Name, Sandbox, State};
@@ -15,7 +16,7 @@ pub struct Ps {
     /// Those that have ended, too
     #[arg(short, long)]
     all: bool,
-    /// Only this one, whatever its state
+    /// Only this one, whatever its state, with its execs
     #[arg(value_name = "NAME")]
     name: Option<Name>,
     /// State root
@@ -49,13 +50,36 @@ impl Ps {
                 }
             }
         }
+        let execs = match &self.name {
+            Some(name) => self.execs(name, &mut rows)?,
+            None => String::new(),
+        };
         if self.json {
             let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
             write(&lines)?;
         } else {
-            write(&table(&rows))?;
+            write(&(table(&rows) + &execs))?;
         }
         Ok(worst)
+    }
+
+    /// Adds the execs of the one sandbox that was asked for to its row; the answer is for people.
+    fn execs(&self, name: &Name, rows: &mut [Value]) -> Result<String, Error> {
+        let target = Target {
+            name: name.clone(),
+            dir: self.dir.clone(),
+        };
+        let execs = Activity::of(&target, &target.sandbox()?.view()?).execs;
+        if let Some(row) = rows.first_mut() {
+            let rows: Option<Vec<Value>> = execs
+                .as_ref()
+                .map(|execs| execs.iter().map(activity::row).collect());
+            row["execs"] = json!(rows);
+        }
+        Ok(match execs.as_deref() {
+            None | Some([]) => String::new(),
+            Some(execs) => format!("\n{}", activity::table(execs)),
+        })
     }
 }
 
@@ -125,9 +149,16 @@ impl Inspect {
             let folder = sandbox.file(&holder.generation.folder());
             json!({"vsock": folder.join("vsock.sock"), "control": folder.join("control.sock")})
         });
+        let activity = Activity::of(&self.target, &view);
+        let execs: Option<Vec<Value>> = activity
+            .execs
+            .as_ref()
+            .map(|execs| execs.iter().map(activity::row).collect());
         let value = json!({
             "name": sandbox.name().as_str(),
             "state": view.state.name(),
+            "activity": activity.json(),
+            "execs": execs,
             "folder": sandbox.folder(),
             "pid": holder.map(|holder| holder.process.pid),
             "generation": view.holder.as_ref().map(|holder| holder.generation.to_string()),
