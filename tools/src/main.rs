@@ -6,6 +6,7 @@ mod bzimage;
 mod cases;
 mod cpio;
 mod error;
+mod fuzz;
 mod image;
 mod inside;
 mod kernel;
@@ -100,6 +101,10 @@ enum Verb {
         #[arg(long)]
         negative: bool,
     },
+    /// Fuzz what both sides of a session read: a target for some seconds, or each of them.
+    ///
+    /// Inputs that find something are kept in target/fuzz/artifacts.
+    Fuzz(fuzz::Arguments),
     /// Use sandboxes at random for minutes: every byte is checked, and everything is at its baseline at the end.
     Soak(soak::Arguments),
     /// An interactive shell with `vmm` on its PATH, where a KVM serves.
@@ -202,6 +207,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
             kvm,
             negative: false,
         } => cases::show(&place, kvm.kvm).map(|()| 0),
+        Verb::Fuzz(arguments) => fuzz::run(&place, &arguments).map(|()| 0),
         Verb::Soak(arguments) => soak::run(&place, &arguments),
         Verb::Shell { kvm } => run::shell(&place, kvm.kvm),
         Verb::Nest(arguments) => {

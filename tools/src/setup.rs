@@ -17,7 +17,7 @@ use crate::place::Place;
 use crate::process;
 use crate::say;
 
-pub use checkers::checker;
+pub use checkers::{checker, fuzzer};
 
 /// The emulator and the firmware of its machine.
 const QEMU_PACKAGES: [&str; 2] = ["qemu-system-x86", "seabios"];
@@ -47,6 +47,8 @@ pub fn all(place: &Place) -> Result<()> {
         say::step(format!("checker {name}"));
         checker(place, name)?;
     }
+    say::step("fuzzer");
+    fuzzer(place)?;
     say::step(format!("all there, in {}", place.cache.display()));
     Ok(())
 }

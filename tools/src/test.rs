@@ -9,6 +9,7 @@ use std::process::Command;
 
 use crate::cases;
 use crate::error::{Error, Result};
+use crate::fuzz;
 use crate::kvm::Wish;
 use crate::place::Place;
 use crate::process::{self, cargo};
@@ -33,6 +34,8 @@ pub enum Step {
     Docs,
     /// Unit, loopback and fast-guest tests, and the examples of the documentation.
     Unit,
+    /// A few seconds of each fuzz target.
+    Fuzz,
     /// Tests on real machines, in one nest or on the host.
     Machine,
     /// Each protection taken away turns its test red.
@@ -42,13 +45,14 @@ pub enum Step {
 }
 
 /// All of them, in their order.
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
     Step::Fmt,
     Step::Typos,
     Step::Deny,
     Step::Clippy,
     Step::Docs,
     Step::Unit,
+    Step::Fuzz,
     Step::Negative,
     Step::Machine,
     Step::Cases,
@@ -70,7 +74,7 @@ pub fn run(place: &Place, options: &Options) -> Result<()> {
     let mut machines = None;
     for step in STEPS {
         if !options.steps.is_empty() && !options.steps.contains(&step)
-            || options.filter.is_some() && step == Step::Cases
+            || options.filter.is_some() && matches!(step, Step::Cases | Step::Fuzz)
         {
             continue;
         }
@@ -94,6 +98,7 @@ pub fn run(place: &Place, options: &Options) -> Result<()> {
                 process::chatter(docs.env("RUSTDOCFLAGS", "-D warnings"))?;
             }
             Step::Unit => unit(place, options)?,
+            Step::Fuzz => fuzz::smoke(place)?,
             Step::Negative => cases::negative(place)?,
             Step::Machine => machines = Some(machines::run(place, options)?),
             Step::Cases => cases::check(place)?,

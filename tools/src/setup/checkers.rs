@@ -12,6 +12,9 @@ use crate::say;
 /// The checkers' programs.
 pub const NAMES: [&str; 2] = ["typos", "cargo-deny"];
 
+/// The fuzzer's version: it comes from the crates' registry alone.
+const CARGO_FUZZ: &str = "0.13.2";
+
 /// Versions and digests, in pip's format.
 const PINS: &str = "ci/checkers.txt";
 
@@ -42,6 +45,33 @@ pub fn checker(place: &Place, name: &str) -> Result<PathBuf> {
     rustix::fs::chmod(&fetched, rustix::fs::Mode::from_raw_mode(0o755))
         .naming(|| format!("open {}", fetched.display()))?;
     fs::rename(&fetched, &program).naming(|| format!("move {name} to {}", program.display()))?;
+    Ok(program)
+}
+
+/// cargo-fuzz, of the version that the targets are kept to, and the C++ compiler that libFuzzer is built by.
+pub fn fuzzer(place: &Place) -> Result<PathBuf> {
+    if process::find("c++").is_none() {
+        if !process::is_root() {
+            return Err(Error::Missing {
+                what: "a C++ compiler, for libFuzzer".into(),
+                remedy: "as root: apt-get install g++".into(),
+            });
+        }
+        say::step("apt-get install g++");
+        crate::apt::install(&["g++"])?;
+    }
+    let folder = place.cached("checkers")?;
+    let _lock = place.lock("checkers")?;
+    let program = folder.join(format!("cargo-fuzz-{CARGO_FUZZ}"));
+    if program.exists() {
+        return Ok(program);
+    }
+    say::step("building cargo-fuzz, which takes a minute");
+    let work = tempfile::tempdir_in(&folder)
+        .naming(|| format!("create a folder in {}", folder.display()))?;
+    let pin = format!("cargo-fuzz=={CARGO_FUZZ}");
+    let built = by_cargo(work.path(), &pin, "cargo-fuzz")?;
+    fs::rename(&built, &program).naming(|| format!("move cargo-fuzz to {}", program.display()))?;
     Ok(program)
 }
 
