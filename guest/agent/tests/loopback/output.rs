@@ -203,20 +203,20 @@ fn ex05_every_interleaving_yields_prefixes_and_one_record() {
 fn ex08_a_byte_without_newline_arrives_while_the_workload_sleeps() {
     let sandbox = Sandbox::new();
     let mut client = sandbox.connect();
-    let id = client.exec(&sh("printf x; exec sleep 2"));
-    client.started(id);
-    let start = Instant::now();
-    assert_eq!(
-        client.next_of(id),
-        Some(Said::Output(Stream::Stdout, b"x".to_vec()))
-    );
-    assert!(
-        start.elapsed() < Duration::from_millis(50),
-        "{:?}",
-        start.elapsed()
-    );
-    client.cancel(id, 0);
-    client.finish(id);
+    // The best of ten: one that was held back on purpose would be late each time, a busy machine is not.
+    let best = (0..10).map(|_| {
+        let id = client.exec(&sh("printf x; exec sleep 600"));
+        client.started(id);
+        let start = Instant::now();
+        let said = client.next_of(id);
+        let took = start.elapsed();
+        assert_eq!(said, Some(Said::Output(Stream::Stdout, b"x".to_vec())));
+        client.cancel(id, 0);
+        client.finish(id);
+        took
+    });
+    let best = best.min().unwrap();
+    assert!(best < Duration::from_millis(50), "{best:?}");
 }
 
 #[test]
