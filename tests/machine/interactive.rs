@@ -219,7 +219,10 @@ fn st04_a_shell_on_a_terminal_has_its_size_its_keys_and_its_jobs() {
     terminal.ask("echo status-$?", "status-130");
     // This one says when it has the terminal again: `fg` names its job before that.
     let job = "trap 'echo again-$((3+4))' CONT; echo second-$((1+1)); while :; do read line; done";
-    terminal.ask(&format!("sh -c \"{}\"", job.replace('$', "\\$")), "second-2");
+    terminal.ask(
+        &format!("sh -c \"{}\"", job.replace('$', "\\$")),
+        "second-2",
+    );
     terminal.keys("\x1a");
     terminal.screen.wait_for("Stopped");
     terminal.ask("jobs | wc -l; echo told-$((2+3))", "told-5");

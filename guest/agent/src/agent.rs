@@ -18,6 +18,7 @@ use crate::log::Log;
 use crate::pace::Pace;
 use crate::platform::Platform;
 use crate::reaper::{Reaper, Status};
+use crate::resident;
 use crate::running::{Lingering, Running};
 use crate::sessions::Connection;
 use crate::sys::signals::ChildSignal;
@@ -471,6 +472,7 @@ impl<'a, P: Platform> Agent<'a, P> {
             muted: counters.muted,
             sessions: sessions.count() as u64,
             execs: execs.count() as u64,
+            resident_bytes: resident::bytes().unwrap_or(0),
         }
     }
 

@@ -67,6 +67,7 @@ pub mod log;
 mod pace;
 pub mod platform;
 pub mod reaper;
+mod resident;
 mod running;
 mod sessions;
 pub mod sys;

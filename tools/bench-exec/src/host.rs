@@ -11,7 +11,7 @@ use vmm_client::{Deadlines, Ended, Event, Exec, Pool, Session};
 use vmm_protocol::{ExecRequest, Stream};
 
 use crate::sandbox::{DEADLINE, NAME, Sandbox, good};
-use crate::{Result, guest};
+use crate::{Result, busy, guest};
 
 /// Rounds before those that count: caches, and what a first use sets up.
 const WARM_UP: u32 = 3;
@@ -29,6 +29,8 @@ struct Plan {
     rounds: u32,
     /// How much the guest writes to measure its output.
     output_mib: u64,
+    /// How many execs the agent's memory is measured around.
+    execs: u32,
 }
 
 /// A value a round, each in milliseconds unless its name says otherwise.
@@ -45,6 +47,7 @@ struct Samples {
     burst_all_ms: Vec<f64>,
     /// Each of them.
     burst_ms: Vec<f64>,
+    busy: busy::Samples,
 }
 
 /// One round's.
@@ -71,7 +74,14 @@ pub fn measure(plan: &Path) -> Result<()> {
         if round >= WARM_UP {
             samples.take(&taken);
         }
+        let session = bench.session()?;
+        samples
+            .busy
+            .round(&session, round >= WARM_UP, plan.output_mib)?;
     }
+    samples
+        .busy
+        .memory(&sandbox, &bench.session()?, plan.execs)?;
     bench.end()?;
     println!("{}", serde_json::to_string(&samples)?);
     Ok(())
@@ -273,7 +283,7 @@ impl<'a> Bench<'a> {
 }
 
 /// All of an exec's stdout, each part's length told as it comes; an error unless it ends with 0 and an empty stderr.
-fn drain(exec: Exec, mut came: impl FnMut(usize)) -> Result<Vec<u8>> {
+pub fn drain(exec: Exec, mut came: impl FnMut(usize)) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for event in exec {
         match event {
@@ -296,7 +306,7 @@ fn drain(exec: Exec, mut came: impl FnMut(usize)) -> Result<Vec<u8>> {
     Err("an exec had no end".into())
 }
 
-fn well(ended: &Ended) -> Result<()> {
+pub fn well(ended: &Ended) -> Result<()> {
     match ended {
         Ended::Exit(record) if record.status() == 0 => Ok(()),
         other => Err(format!("an exec ended otherwise than with 0: {other:?}").into()),

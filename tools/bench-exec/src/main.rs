@@ -10,6 +10,7 @@
 //!
 //! A static release build, so that the client library is measured as its users have it.
 
+mod busy;
 mod guest;
 mod host;
 mod sandbox;

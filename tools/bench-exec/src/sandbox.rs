@@ -62,6 +62,17 @@ impl Sandbox {
         exec
     }
 
+    /// Bytes of memory that its agent has in use, as it says.
+    pub fn agent_memory(&self) -> Result<u64> {
+        let mut metrics = verb(&self.vmm, "metrics", self.folder.path());
+        let output = metrics.arg("--json").stdout(Stdio::piped()).output()?;
+        let metrics: Value = serde_json::from_slice(&output.stdout)?;
+        let bytes = metrics["agent"]["resident_bytes"].as_u64();
+        bytes
+            .filter(|bytes| *bytes > 0)
+            .ok_or_else(|| format!("no memory of the agent's in {metrics}").into())
+    }
+
     /// An established connection to a port of a workload.
     pub fn connect(&self, port: u32) -> Result<UnixStream> {
         handshake(UnixStream::connect(&self.socket)?, port)

@@ -128,6 +128,7 @@ impl Supervisor {
                     "muted": agent.muted,
                     "sessions": agent.sessions,
                     "execs": agent.execs,
+                    "resident_bytes": agent.resident_bytes,
                 });
             }
             Err(why) => {

@@ -2,7 +2,7 @@
 
 use crate::wire::{Reader, WireError, Writer};
 
-/// The agent's own numbers. The first four count since it began, the last two are of now.
+/// The agent's own numbers. The first four count since it began, the others are of now.
 ///
 /// A machine that cannot be trusted says them: they are for people and graphs, never for a decision.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -19,11 +19,13 @@ pub struct AgentCounters {
     pub sessions: u64,
     /// Execs that have no terminal record yet.
     pub execs: u64,
+    /// Bytes of memory that it has in use itself, stored output included; 0 when its kernel does not say.
+    pub resident_bytes: u64,
 }
 
 impl AgentCounters {
     /// Bytes on the wire: the question's number, then these.
-    pub(super) const PAYLOAD: usize = 56;
+    pub(super) const PAYLOAD: usize = 64;
 
     pub(super) fn write(&self, writer: &mut Writer<'_>) {
         writer
@@ -32,7 +34,8 @@ impl AgentCounters {
             .u64(self.stale_events)
             .u64(self.muted)
             .u64(self.sessions)
-            .u64(self.execs);
+            .u64(self.execs)
+            .u64(self.resident_bytes);
     }
 
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, WireError> {
@@ -43,6 +46,7 @@ impl AgentCounters {
             muted: reader.u64("muted")?,
             sessions: reader.u64("sessions")?,
             execs: reader.u64("execs")?,
+            resident_bytes: reader.u64("resident bytes")?,
         })
     }
 }

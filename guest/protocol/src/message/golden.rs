@@ -314,6 +314,7 @@ fn control_frames_are_those_of_the_specification() {
                 muted: 1,
                 sessions: 4,
                 execs: 300,
+                resident_bytes: 2_097_152,
             },
         },
     );

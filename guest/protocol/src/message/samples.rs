@@ -268,7 +268,7 @@ pub(super) fn to_host() -> impl Strategy<Value = ControlToHost> {
 }
 
 fn counters() -> impl Strategy<Value = AgentCounters> {
-    any::<[u64; 6]>().prop_map(
+    any::<[u64; 7]>().prop_map(
         |[
             wakeups,
             without_progress,
@@ -276,6 +276,7 @@ fn counters() -> impl Strategy<Value = AgentCounters> {
             muted,
             sessions,
             execs,
+            resident_bytes,
         ]| AgentCounters {
             wakeups,
             without_progress,
@@ -283,6 +284,7 @@ fn counters() -> impl Strategy<Value = AgentCounters> {
             muted,
             sessions,
             execs,
+            resident_bytes,
         },
     )
 }
