@@ -217,8 +217,9 @@ fn st04_a_shell_on_a_terminal_has_its_size_its_keys_and_its_jobs() {
     sleep("first-$((1+1))", "first-2");
     terminal.keys("\x03");
     terminal.ask("echo status-$?", "status-130");
-    // This one says when it has the terminal again: `fg` names its job before that.
-    let job = "trap 'echo again-$((3+4))' CONT; echo second-$((1+1)); while :; do read line; done";
+    // This one says when it has the terminal again: `fg` names its job before that. It reads nothing: what is typed
+    // behind Ctrl-C is for the shell.
+    let job = "trap 'echo again-$((3+4))' CONT; echo second-$((1+1)); while :; do sleep 1; done";
     terminal.ask(
         &format!("sh -c \"{}\"", job.replace('$', "\\$")),
         "second-2",

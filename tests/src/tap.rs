@@ -79,16 +79,13 @@ impl Tap {
         let mut state = lock.lock().unwrap();
         while !came(&state) {
             let rest = deadline.saturating_duration_since(Instant::now());
-            assert!(
-                !state.ended && !rest.is_zero(),
-                "{what} did not come ({}); there is: {}",
-                if state.ended {
-                    "the output ended"
-                } else {
-                    "in time"
-                },
-                text(&state.bytes)
-            );
+            if state.ended || rest.is_zero() {
+                let (ended, there) = (state.ended, text(&state.bytes));
+                // The thread that fills it goes on.
+                drop(state);
+                let why = if ended { "the output ended" } else { "in time" };
+                panic!("{what} did not come ({why}); there is: {there}");
+            }
             state = condition.wait_timeout(state, rest).unwrap().0;
         }
     }

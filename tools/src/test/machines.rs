@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::binaries::{self, Selection, TestBinary};
 use super::results::{Outcome, Results, parse};
-use super::{Options, left_to_the_nest};
+use super::{Options, Step, left_to_the_nest};
 use crate::error::{Error, Naming, Result};
 use crate::kvm::Kvm;
 use crate::nest;
@@ -95,7 +95,9 @@ pub fn run(place: &Place, options: &Options) -> Result<String> {
         parts.kvm.name(),
         kvm_module(&modules)
     );
-    if status != 0 || counts.failed > 0 || (counts.passed == 0 && options.filter.is_none()) {
+    // A word that was meant for another step may match none here; alone, it matches nothing at all.
+    let none_is_well = options.filter.is_some() && options.steps != [Step::Machine];
+    if status != 0 || counts.failed > 0 || (counts.passed == 0 && !none_is_well) {
         return Err(Error::Check(format!("{summary}, status {status}")));
     }
     Ok(summary)
