@@ -4,13 +4,15 @@
 //! ```text
 //!   outside   builds, starts one machine ──> inside (this program again)
 //!   inside    workers, each with a sandbox of its own: start, then at random
-//!               exec, limit, timeout, cancel, client killed, stop and start, kill and start
+//!               exec, stdin, limit, timeout, cancel, client killed, detach and attach, two clients after each other,
+//!               signal, stop and start, kill and start
 //!             after each round: what was received is a prefix, the cause is the one that was provoked
-//!             at the end: descriptors, connections, leaves, processes, sockets and folders as at the beginning
+//!             at the end: descriptors, connections, leaves, kept execs, processes, sockets and folders as at the beginning
 //! ```
 //!
 //! The seed is printed: with the same one the same things are asked for in the same order by each worker.
 
+mod detached;
 mod sandbox;
 
 use std::collections::BTreeMap;
@@ -143,7 +145,7 @@ fn work(vmm: &Path, root: &Path, end: Instant, number: u64, seed: u64) -> Result
     *counts.entry("start").or_insert(0) += 1;
     let mut baseline = sandbox.baseline()?;
     while Instant::now() < end {
-        let what = match random.below(20) {
+        let what = match random.below(28) {
             0..=5 => sandbox.whole(random.below(20_000)).map(|()| "exec"),
             6..=8 => sandbox
                 .limited(1 + random.below(200_000))
@@ -156,7 +158,17 @@ fn work(vmm: &Path, root: &Path, end: Instant, number: u64, seed: u64) -> Result
                 .client_killed(random.below(50_000))
                 .map(|()| "client killed"),
             17 => sandbox.many(2 + random.below(7)).map(|()| "execs at once"),
-            18 => {
+            18..=19 => sandbox
+                .echoed(random.below(100_000))
+                .map(|()| "stdin and back"),
+            20..=22 => sandbox
+                .kept(random.below(20_000), random.below(100_000))
+                .map(|()| "detached, attached"),
+            23..=24 => sandbox
+                .taken_over(random.below(100_000))
+                .map(|()| "detached, two clients"),
+            25 => sandbox.signalled().map(|()| "detached, signalled"),
+            26 => {
                 sandbox.settled(&baseline)?;
                 sandbox.stop()?;
                 sandbox.start()?;

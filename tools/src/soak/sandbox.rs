@@ -11,7 +11,7 @@ use crate::error::{Error, Naming, Result};
 use crate::process::line;
 
 /// A number of lines that no exec here ever writes whole.
-const ENDLESS: &str = "1000000000";
+pub const ENDLESS: &str = "1000000000";
 /// Lists what is left of execs, and of their processes, in the guest.
 const LEAVES: &str = "find /sys/fs/cgroup -type d -name 'exec-*' | wc -l";
 
@@ -22,6 +22,8 @@ pub struct Baseline {
     threads: usize,
     connections: u64,
     leaves: u64,
+    /// That the agent keeps for later clients.
+    execs: usize,
 }
 
 pub struct Sandbox {
@@ -39,7 +41,7 @@ impl Sandbox {
         }
     }
 
-    fn command(&self, verb: &str) -> Command {
+    pub fn command(&self, verb: &str) -> Command {
         let mut command = Command::new(&self.vmm);
         command
             .args([verb, &self.name, "--dir"])
@@ -48,7 +50,7 @@ impl Sandbox {
         command
     }
 
-    fn exec(&self, flags: &[&str], script: &str) -> Command {
+    pub fn exec(&self, flags: &[&str], script: &str) -> Command {
         let mut command = self.command("exec");
         command.args(flags).args(["--", "sh", "-c", script]);
         command
@@ -78,7 +80,7 @@ impl Sandbox {
         self.verb("rm", &["-f"]).map(drop)
     }
 
-    fn row(&self, verb: &str) -> Result<Value> {
+    pub fn row(&self, verb: &str) -> Result<Value> {
         let output = self.verb(verb, &["--json"])?;
         serde_json::from_slice(&output.stdout)
             .map_err(|error| Error::Check(format!("{verb} --json of {}: {error}", self.name)))
@@ -211,6 +213,7 @@ impl Sandbox {
             descriptors: entries("fd")?,
             threads: entries("task")?,
             connections: metrics["vsock"]["connections"].as_u64().unwrap_or(u64::MAX),
+            execs: self.execs()?,
             leaves: leaves.map_err(|error| Error::Check(format!("counting leaves: {error}")))?,
         })
     }
@@ -246,7 +249,7 @@ impl Sandbox {
 }
 
 /// Runs it to its end, which must be with this status.
-fn ended(command: &mut Command, status: i32) -> Result<Output> {
+pub fn ended(command: &mut Command, status: i32) -> Result<Output> {
     let output = command
         .output()
         .naming(|| format!("start `{}`", line(command)))?;
@@ -262,7 +265,7 @@ fn ended(command: &mut Command, status: i32) -> Result<Output> {
 }
 
 /// The first bytes of `seq 1 LINES`.
-fn sequence(bytes: usize, lines: u64) -> Vec<u8> {
+pub fn sequence(bytes: usize, lines: u64) -> Vec<u8> {
     let mut text = Vec::new();
     for number in 1..=lines {
         if text.len() >= bytes {
@@ -280,7 +283,7 @@ fn prefix(got: &[u8]) -> Result<()> {
     })
 }
 
-fn check(right: bool, what: impl FnOnce() -> String) -> Result<()> {
+pub fn check(right: bool, what: impl FnOnce() -> String) -> Result<()> {
     if right {
         Ok(())
     } else {
